@@ -1,0 +1,87 @@
+"""What differs: the words that compare, the probes, judge and report share.
+
+Always holds: one finding a fact, whatever it differs from. Everything here is frozen and pure.
+Never: decides a severity (that is `verdict`), or reads the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Optional
+
+from lockd.facts import Fact, Unknown, Value
+from lockd.rules import Severity
+
+ChangeKind = Literal["changed", "missing", "added", "forbidden", "unreadable"]
+Against = Literal["lock", "policy"]
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A pin of the policy that a fact breaks: `attribute` should be `wanted`, and is `found` (None: not there).
+
+    key: the policy's key path of the pin, for its line (`python[0].packages.torch`).
+    text: the breach in words, e.g. "CUDA 13.0, pinned 12.8".
+    forbidden: the fact should not be there at all. on_drift: the pin's own severity, if it has one.
+    """
+
+    fact: str
+    key: str
+    text: str
+    attribute: str = ""
+    wanted: str = ""
+    found: Optional[str] = None
+    forbidden: bool = False
+    on_drift: Optional[Severity] = None
+
+
+@dataclass(frozen=True)
+class FileChanges:
+    """How many files of a fact changed, came and went, and some names (escaped, at most 5, most telling first)."""
+
+    changed: int = 0
+    added: int = 0
+    missing: int = 0
+    examples: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return self.changed + self.added + self.missing
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One fact that differs, before it is worded and judged.
+
+    expected, found: None where the lock, or the machine, has no such fact (an ABSENT fact on the machine counts as none).
+    attributes: name → (locked, found) of those that differ. breaches: the pins that it breaks. files: None where not known.
+    because: name of the fact that brought this one.
+    """
+
+    name: str
+    change: ChangeKind
+    expected: Optional[Fact]
+    found: Fact | Unknown | None
+    against: tuple[Against, ...]
+    attributes: Mapping[str, tuple[Optional[Value], Optional[Value]]] = field(default_factory=dict)
+    breaches: tuple[Breach, ...] = ()
+    files: Optional[FileChanges] = None
+    because: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference, judged and worded: what every report prints. `since` (ISO UTC) and `by` only where they were observed."""
+
+    fact: str
+    change: ChangeKind
+    severity: Severity
+    against: tuple[Against, ...]
+    message: str
+    hint: str
+    attributes: Mapping[str, tuple[Optional[Value], Optional[Value]]] = field(default_factory=dict)
+    files: Optional[FileChanges] = None
+    because: Optional[str] = None
+    since: Optional[str] = None
+    by: Optional[Mapping[str, Any]] = None
