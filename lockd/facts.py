@@ -110,6 +110,11 @@ def token(path: str, content: str) -> str:
     return hashlib.sha256(f"{path}\0{content}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
+def set_digest(tokens: Iterable[str]) -> str:
+    """`sha256:…` over a set of tokens: the identity of a set, whatever its order."""
+    return "sha256:" + hashlib.sha256("".join(sorted(tokens)).encode()).hexdigest()
+
+
 def shown(name: str) -> str:
     """A name from the OS made safe to print, store and compare: one line of valid UTF-8, reversible.
 
