@@ -1,4 +1,7 @@
-"""Write again what is made from the code: docs/facts.md from the probes' own tables. `--check` only says whether it is up to date."""
+"""Write again what is made from the code: docs/facts.md from the probes' own tables.
+
+`--check` writes nothing and exits with 1 when the file is not up to date.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from lockd.probes import PROBES, probe
 FACTS = Path(__file__).parent.parent / "docs" / "facts.md"
 HEAD = """# Facts
 
-Made from the probes by `make docs`; attribute names change only with `schema`. An attribute that does not apply is not there. **Compared** attributes count in the
-environment or launch id; **told** ones are shown and kept, never compared. A thing that is not there has the one attribute `absent`.
+Made from the probes by `make docs`; attribute names change only with `schema`. An attribute that does not apply is not
+there. Compared attributes count in the environment or launch id; those marked "told" are shown and kept, never compared. A
+thing that is not there has the one attribute `absent`.
 """
 
 

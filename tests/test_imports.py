@@ -1,4 +1,4 @@
-"""Imports run one way: each module may import only from floors below its own. `docs/design.md` is the same list in words."""
+"""Imports run one way: each module may import only from floors below its own. `docs/design.md` says it in words."""
 
 from __future__ import annotations
 
@@ -10,14 +10,26 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "lockd"
 
-# From the ground up. A folder stands for all that is in it; within one floor modules may import each other, but not in a circle.
+# From the ground up. A folder stands for all that is in it.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "facts"),
     ("rules",),
     ("findings",),
     ("globs", "atomic", "secrets", "origin", "names", "pool", "hashing", "statcache", "disk", "trust"),
     ("look", "memo", "probes"),
-    ("toml_lines", "policy", "policy_check", "policy_cache", "lock", "state", "store", "compare", "verdict", "hints", "watch"),
+    (
+        "toml_lines",
+        "policy",
+        "policy_check",
+        "policy_cache",
+        "lock",
+        "state",
+        "store",
+        "compare",
+        "verdict",
+        "hints",
+        "watch",
+    ),
     ("check", "history"),
     ("accept", "init", "report", "protocol", "restore", "runs", "keep"),
     ("gates",),
@@ -57,7 +69,9 @@ def test_every_module_has_a_floor() -> None:
     assert {name for name, _ in modules()} <= FLOOR.keys()
 
 
-@pytest.mark.parametrize(("name", "path"), [pytest.param(*found, id=str(found[1].relative_to(PACKAGE))) for found in modules()])
+@pytest.mark.parametrize(
+    ("name", "path"), [pytest.param(*found, id=str(found[1].relative_to(PACKAGE))) for found in modules()]
+)
 def test_imports_run_down(name: str, path: Path) -> None:
     above = {target for target in imported(path) if target != name and FLOOR.get(target, -1) > FLOOR[name]}
     assert not above, f"{path.name} stands on floor {FLOOR[name]} and imports from above: {sorted(above)}"
