@@ -1,7 +1,7 @@
 """The main job, shown: a real venv is built, accepted, verified, drifted in five ways, and accepted again item by item.
 
-Everything happens in `.demo/` of the checkout. Each lockd command is the real one; its output is shown and its exit code
-checked. Ends with 1 when any of them was not what it should be.
+Everything happens in `.demo/` of the checkout. Each lockd command is the real one; its output is shown and its exit
+code checked. Ends with 1 when any of them was not what it should be.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ def drift() -> None:
 
 
 def accept_by_item() -> None:
-    say(
-        "4. The edit of the script was meant: accept that alone. The forbidden package and the other build were not: undo them."
-    )
+    say("4. The edit of the script was meant: accept that alone. The package and the other build were not: undo them.")
     lockd("accept", "-m", "window of 1024", "--only", f"file:{ROOT}/train.py", "--yes", expect=0)
     lockd("verify", expect=1)
     pip("uninstall", "--yes", UNWANTED)
