@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
 
-from lockd.facts import Facts
+from lockd.facts import Fact, Facts, Unknown, shown
 
 if TYPE_CHECKING:
     from lockd.disk import Disk
@@ -39,26 +39,80 @@ class Memo:
 
 @dataclass
 class Look:
-    """One look: what probes share. launch None: left out, and said so (the daemon). commands: whether `[[command]]` may run."""
+    """One look: what probes share. launch None: left out, and said so (the daemon). commands: whether `[[command]]` may run.
+
+    secret_key: what keyed digests of secret variables are made with (`secrets.key`); None: there is no state to keep it in.
+    """
 
     policy: Policy
     disk: Disk
     launch: Optional[Launch] = None
     commands: bool = True
     memo: Memo = field(default_factory=Memo)
+    secret_key: Optional[bytes] = None
     not_looked: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What a look gave. claimed: fact name → (section, rule). manifests: on demand, fact name → manifest."""
+    """What a look gave. claimed: fact name → (section, rule). manifests: on demand, fact name → manifest.
+
+    failures: the tracebacks of probes that broke, for whoever debugs them; the facts say it as Unknown.
+    """
 
     facts: Facts
     claimed: Mapping[str, tuple[str, Any]]
     manifests: Callable[[], Mapping[str, Manifest]]
     not_looked: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 def look_at(look: Look) -> Sight:
     """Run every probe of the policy."""
-    raise NotImplementedError
+    from lockd.probes import rules
+
+    facts: dict[str, Fact | Unknown] = {}
+    claimed: dict[str, tuple[str, Any]] = {}
+    behind: list[Callable[[], Mapping[str, Manifest]]] = []
+    failures: list[str] = []
+    for section, rule in rules(look.policy):
+        seen = _guarded(section, rule, look, failures)
+        behind.append(seen.manifests)
+        for fact in seen.facts:
+            if fact.name not in facts or _is_literal(rule, fact.subject):
+                facts[fact.name], claimed[fact.name] = fact, (section, rule)
+    return Sight(Facts(facts.values()), claimed, lambda: _merged(behind), tuple(look.not_looked), tuple(failures))
+
+
+def rule_fact(section: str, rule: Any) -> tuple[str, str]:
+    """Kind and subject of the fact that stands for a whole rule, when nothing under it could be read."""
+    if section in ("env", "launch", "gpu", "host"):
+        return section, "path" if section == "launch" else "*"
+    named = rule.name if section in ("python", "command") else rule.path
+    return section, shown(named)
+
+
+def _guarded(section: str, rule: Any, look: Look, failures: list[str]) -> Seen:
+    from lockd.probes import Seen, probe
+
+    try:
+        return probe(section).look(rule, look)
+    except Exception as error:  # the boundary: a broken probe is an Unknown about its rule, and the look goes on
+        import traceback
+
+        failures.append("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        kind, subject = rule_fact(section, rule)
+        return Seen((Unknown(kind, subject, shown(f"the {section} probe failed: {type(error).__name__}: {error}")),))
+
+
+def _is_literal(rule: Any, subject: str) -> bool:
+    """A rule that names the very path answers for it before a glob that matches it as well."""
+    path = getattr(rule, "path", None)
+    return isinstance(path, str) and shown(path) == subject
+
+
+def _merged(behind: list[Callable[[], Mapping[str, Manifest]]]) -> dict[str, Manifest]:
+    merged: dict[str, Manifest] = {}
+    for manifests in behind:
+        merged.update(manifests())
+    return merged
