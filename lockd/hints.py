@@ -1,0 +1,72 @@
+"""The way out of a finding, in the exact words to type.
+
+Always holds: a hint names `lockd diff` and, where something can be put back, `lockd restore`; where a pin is broken, also the
+line of the policy that says so.
+Never: tells anybody to accept in order to get past a gate.
+"""
+
+from __future__ import annotations
+
+from lockd.facts import Fact, shown
+from lockd.findings import Breach, Difference
+from lockd.rules import Policy
+
+_RESTORABLE = ("package", "unowned", "file", "cache", "tree")
+
+
+def hint(difference: Difference, policy: Policy) -> str:
+    """One line: what to look at, how to go back, and which line to edit if the new state is meant."""
+    if difference.change == "unreadable":
+        return f"make it readable for this user, then lockd verify; lockd doctor says more ({fact_argument(difference.name)})"
+    parts = [*_way_back(difference, policy), *_edits(difference.breaches, policy)]
+    return "; ".join(parts)
+
+
+def fact_argument(name: str) -> str:
+    """A fact's name as a shell word for `restore`, `diff` and `accept --only`."""
+    if all(character.isalnum() or character in "-_./:+@%=," for character in name):
+        return name
+    return "'" + name.replace("'", "'\"'\"'") + "'"
+
+
+def short_name(name: str, policy: Policy) -> str:
+    """The shortest word that names a fact: `torch` where there is one environment, `train/torch` where there are more."""
+    kind, _, subject = name.partition(":")
+    if kind != "package":
+        return fact_argument(name)
+    return fact_argument(subject.rpartition("/")[2] if len(policy.python) == 1 else subject)
+
+
+def _way_back(difference: Difference, policy: Policy) -> list[str]:
+    kind, _, subject = difference.name.partition(":")
+    short = short_name(difference.name, policy)
+    if kind == "env":
+        return [f"lockd diff; start the launch {_variable(difference, subject)}"]
+    if kind == "launch" and subject == "python":
+        wanted = next((rule.path for rule in policy.python if rule.name == policy.launch.python), "")
+        return [f"start it with {shown(wanted)}/bin/python" if wanted else "lockd diff"]
+    if kind in _RESTORABLE and difference.change != "forbidden":
+        return ["lockd diff", f"lockd restore {short}"] if difference.expected else [f"lockd diff; lockd restore {short}"]
+    if difference.change == "forbidden" and kind == "package":
+        return [f"lockd diff; lockd restore {short}, or uninstall it"]
+    return ["lockd diff"]
+
+
+def _variable(difference: Difference, name: str) -> str:
+    """How the variable has to stand; a value that is only known as a digest is not shown."""
+    wanted = next((pin.wanted for pin in difference.breaches if pin.wanted and not pin.forbidden), None)
+    if wanted is None and isinstance(difference.expected, Fact) and not difference.expected.absent:
+        value = difference.expected.attributes.get("value")
+        wanted = value if isinstance(value, str) else None
+        if wanted is None:
+            return f"with {name} as it was when the lock was accepted"
+    return f"without {name}" if wanted is None else f"with {name}={wanted}"
+
+
+def _edits(breaches: tuple[Breach, ...], policy: Policy) -> list[str]:
+    """`or, if 2.11.0+cu130 is meant, edit ct200.toml:21 first`, once a line of the policy."""
+    said = {}
+    for pin in breaches:
+        meant = "it" if pin.forbidden or pin.found is None else pin.found
+        said.setdefault(policy.line(pin.key), f"or, if {meant} is meant, edit {policy.line(pin.key)} first")
+    return list(said.values())[:3]

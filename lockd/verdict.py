@@ -1,0 +1,158 @@
+"""Judge the differences: how severe each is, in what words, and what they come to together.
+
+Always holds: a severity comes from the rule that answers for the fact, or from the pin that is broken. `record` and `ignore` make
+no finding. Block beats unknown, unknown beats warn, warn beats ok. Worst first; what a package brought stands after it.
+Never: reads the machine or a clock, softens what could not be read, or lets a probe that cannot word a finding hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from lockd.facts import Value
+from lockd.findings import Difference, Finding
+from lockd.hints import hint
+from lockd.probes import PROBES, Probe, probe, rules
+from lockd.rules import Policy, Severity
+
+Verdict = Literal["ok", "warn", "block", "unknown"]
+Claims = Mapping[str, tuple[str, Any]]  # fact name → (section, rule)
+
+EXIT: Mapping[Verdict, int] = {"ok": 0, "warn": 0, "block": 1, "unknown": 3}
+_RANK: Mapping[Severity, int] = {"block": 0, "warn": 1, "record": 2, "ignore": 3}
+_TEXTS = 3  # breaches that one message spells out
+
+
+class Judged(NamedTuple):
+    """The verdict, its findings (worst first), and the changes that rules with `record` only note."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    recorded: tuple[Finding, ...]
+
+
+def judge(policy: Policy, differences: Iterable[Difference], claimed: Claims, *, edited: bool = False) -> Judged:
+    """Findings and the verdict. `edited`: the policy is another than the one that the lock was accepted under."""
+    listed = [_finding(policy, one, claimed, edited) for one in differences]
+    findings = _in_order([one for one in listed if one.severity in ("block", "warn")])
+    recorded = _in_order([one for one in listed if one.severity == "record"])
+    return Judged(verdict_of(findings), findings, recorded)
+
+
+def verdict_of(findings: Iterable[Finding]) -> Verdict:
+    """What findings come to: a fact that could not be read under a block rule is unknown, unless something else blocks."""
+    blocking = [one for one in findings if one.severity == "block"]
+    if any(one.change != "unreadable" for one in blocking):
+        return "block"
+    if blocking:
+        return "unknown"
+    return "warn" if any(one.severity == "warn" for one in findings) else "ok"
+
+
+def strict(verdict: Verdict) -> Verdict:
+    """`--strict`: a warning counts as block."""
+    return "block" if verdict == "warn" else verdict
+
+
+def owner(policy: Policy, name: str, claimed: Claims) -> tuple[str, Any] | None:
+    """The section and rule that answer for a fact, present on the machine or not. None: no rule of this policy does."""
+    if name in claimed:
+        return claimed[name]
+    kind, _, subject = name.partition(":")
+    for section, rule in rules(policy):
+        module = probe(section)
+        if kind in module.KINDS and module.claims(rule, kind, subject):
+            return section, rule
+    return None
+
+
+def severity_of(policy: Policy, name: str, change: str, claimed: Claims) -> Severity:
+    """How strictly a change of that fact is held; what no rule answers for is ignored."""
+    owned = owner(policy, name, claimed)
+    if owned is None:
+        return "ignore"
+    section, rule = owned
+    kind, _, subject = name.partition(":")
+    return probe(section).severity(rule, policy, kind, subject, change)
+
+
+def word(difference: Difference, module: Probe | None = None) -> str:
+    """The probe's line for a difference; the bare names and values where no probe has one. The broken pins follow."""
+    module = module or probe_of(difference.name)
+    try:
+        text = module.word(difference) if module is not None else _plain(difference)
+    except Exception as error:  # a wording that fails must not hide the finding
+        text = f"{_plain(difference)} [{type(error).__name__} while wording it]"
+    breaches = list(dict.fromkeys(pin.text for pin in difference.breaches if pin.text not in text))
+    more = [f"and {len(breaches) - _TEXTS} more pins"] if len(breaches) > _TEXTS else []
+    return "; ".join([text, *breaches[:_TEXTS], *more])
+
+
+def probe_of(name: str) -> Probe | None:
+    """The probe that makes facts of that kind."""
+    kind = name.partition(":")[0]
+    return next((module for module in map(probe, PROBES) if kind in module.KINDS), None)
+
+
+def _finding(policy: Policy, one: Difference, claimed: Claims, edited: bool) -> Finding:
+    owned = owner(policy, one.name, claimed)
+    message = word(one, probe(owned[0]) if owned else None)
+    if edited and one.change == "added" and one.against == ("lock",) and not one.name.startswith("package:"):
+        message += " (not in the lock; the policy was edited since the last accept)"
+    return Finding(
+        fact=one.name,
+        change=one.change,
+        severity=_severity(policy, one, claimed),
+        against=one.against,
+        message=message,
+        hint=hint(one, policy),
+        attributes=_attributes(one),
+        files=one.files,
+        because=one.because,
+    )
+
+
+def _severity(policy: Policy, one: Difference, claimed: Claims) -> Severity:
+    """The strictest reason: the lock's by the rule, each broken pin's by its own word or else the rule's."""
+    by_rule = severity_of(policy, one.name, one.change, claimed)
+    reasons = [pin.on_drift or by_rule for pin in one.breaches]
+    if "lock" in one.against or not reasons:
+        reasons.append(by_rule)
+    return min(reasons, key=_RANK.__getitem__)
+
+
+def _attributes(one: Difference) -> Mapping[str, tuple[Value | None, Value | None]]:
+    """What differs from the lock; for a pin that is broken besides, what is wanted and what is there."""
+    pinned = {pin.attribute: (pin.wanted, pin.found) for pin in one.breaches if pin.attribute and not pin.forbidden}
+    return {**pinned, **one.attributes}
+
+
+def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Causes by severity and name, each followed by what it brought (a cause that is no finding itself holds nobody back)."""
+    names = {one.fact for one in findings}
+    worst: dict[str, tuple[int, int]] = {}
+    for one in findings:
+        head = one.because if one.because in names else one.fact
+        worst[str(head)] = min(worst.get(str(head), (9, 9)), _rank(one))
+
+    def place(one: Finding) -> tuple[tuple[int, int], str, bool, str]:
+        head = str(one.because if one.because in names else one.fact)
+        return worst[head], head, one.fact != head, one.fact
+
+    return tuple(sorted(findings, key=place))
+
+
+def _rank(one: Finding) -> tuple[int, int]:
+    return _RANK[one.severity], one.change == "unreadable"
+
+
+def _plain(one: Difference) -> str:
+    said = [f"{name} {_text(old)} → {_text(new)}" for name, (old, new) in one.attributes.items()]
+    return f"{one.name} is {one.change}" + (f": {', '.join(said[:4])}" if said else "")
+
+
+def _text(value: Value | None) -> str:
+    if value is None:
+        return "none"
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
