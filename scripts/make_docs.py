@@ -15,8 +15,8 @@ FACTS = Path(__file__).parent.parent / "docs" / "facts.md"
 HEAD = """# Facts
 
 Made from the probes by `make docs`; attribute names change only with `schema`. An attribute that does not apply is not
-there. Compared attributes count in the environment or launch id; those marked "told" are shown and kept, never compared.
-A thing that is not there has the one attribute `absent`.
+there. Compared attributes count in the environment or launch id; those marked "told" are shown and kept, never
+compared. A thing that is not there has the one attribute `absent`.
 """
 
 

@@ -1,0 +1,116 @@
+"""The trees that the benchmarks run on: a real torch venv, and one of the shape of a real training machine.
+
+Always holds: each tree is an environment that `lockd accept` takes as it is: every file belongs to a package whose RECORD
+is true, or is byte code beside its source. `shape()` has the 68,849 files of `data/site_packages_files.txt.gz`, their sizes divided by `SCALE`.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections import defaultdict
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+
+SHAPE = Path(__file__).parent / "data" / "site_packages_files.txt.gz"
+SCALE = 10
+PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def torch_venv(folder: Path) -> Path:
+    """A real virtualenv with torch 2.13.0 and its requirements, by pip."""
+    prefix = folder / "torch"
+    if not (prefix / "pyvenv.cfg").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(prefix)], check=True)
+        pip = [str(prefix / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "torch==2.13.0", "numpy"], check=True)
+    return prefix
+
+
+def shape(folder: Path) -> Path:
+    """A virtualenv of 68,849 files in 7,811 folders: names as on a real machine, random bytes, a tenth of the sizes."""
+    prefix = folder / "shape"
+    done = folder / "shape.done"
+    if done.exists():
+        return prefix
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+    site = prefix / "lib" / PYTHON / "site-packages"
+    rows: dict[str, list[str]] = defaultdict(list)
+    compiled: list[tuple[str, int]] = []
+    for name, size in listed():
+        if name.endswith((".dist-info/RECORD", ".pth", ".dist-info/METADATA")):
+            continue
+        if name.endswith(".pyc"):
+            compiled.append((name, size // SCALE))
+            continue
+        rows[owner(name)].append(put(site, name, random.Random(name).randbytes(size // SCALE)))
+    for package, lines in rows.items():
+        finish(site, package, lines)
+    for name, size in compiled:
+        byte_code(site, name, size)
+    done.touch()
+    return prefix
+
+
+def small(folder: Path) -> Path:
+    """A virtualenv of one package with 28 modules: 30 files and their metadata."""
+    prefix = folder / "small"
+    if not prefix.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+        site = prefix / "lib" / PYTHON / "site-packages"
+        finish(site, "small", [put(site, f"small/m{number}.py", b"X = 1\n") for number in range(28)])
+    return prefix
+
+
+def listed() -> list[tuple[str, int]]:
+    """(path under site-packages, size) of each file of the recorded machine."""
+    with gzip.open(SHAPE, "rt", encoding="utf-8", errors="surrogateescape") as lines:
+        pairs = (line.rstrip("\n").split(None, 1) for line in lines)
+        return [(path.removeprefix("./"), int(size)) for size, path in pairs]
+
+
+def owner(name: str) -> str:
+    """The package that a file is counted to: by its top folder, which is near enough for a shape."""
+    top = name.split("/")[0]
+    return top.split("-")[0] if top.endswith((".dist-info", ".data")) else top.split(".")[0]
+
+
+def put(site: Path, name: str, content: bytes) -> str:
+    """Write one file; returns its RECORD row."""
+    path = site / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    quoted = f'"{name}"' if "," in name else name
+    return f"{quoted},sha256={digest},{len(content)}"
+
+
+def byte_code(site: Path, name: str, size: int) -> None:
+    """A .pyc with the header that Python would trust: its source's time and size; the rest is noise."""
+    folder, _, file = name.rpartition("/__pycache__/")
+    source = site / folder / f"{file.split('.')[0]}.py"
+    if source.exists():
+        facts = source.stat()
+        header = MAGIC_NUMBER + struct.pack("<III", 0, int(facts.st_mtime), facts.st_size)
+        put(site, name, header + random.Random(name).randbytes(size))
+
+
+def finish(site: Path, package: str, rows: list[str]) -> None:
+    """METADATA, WHEEL and RECORD of a package."""
+    info = f"{package.replace('-', '_')}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+    rows.append(put(site, f"{info}/METADATA", metadata.encode()))
+    rows.append(put(site, f"{info}/WHEEL", b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"))
+    (site / info / "RECORD").write_text("\n".join([*rows, f"{info}/RECORD,,"]) + "\n")
+
+
+def size_of(prefix: Path) -> tuple[int, int, int]:
+    """Files, bytes, and the largest file of a tree."""
+    sizes = [os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(prefix) for name in names]
+    return len(sizes), sum(sizes), max(sizes)
