@@ -1,6 +1,6 @@
 """lockd against public tools over the same trees, in one run: medians of five, ratios in a table on stdout.
 
-    make bench                          all of it; needs git, openssl, b3sum, sha256sum, aide (apt-get install aide b3sum)
+    make bench                          all of it; needs git, openssl, and b3sum and aide (apt-get install b3sum aide)
     benchmarks/run.py --small           only the small environment
     benchmarks/run.py --folder DIR      where the trees are built (default: a temporary folder, removed at the end)
 

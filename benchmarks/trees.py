@@ -1,7 +1,8 @@
 """The trees that the benchmarks run on: a real torch venv, and one of the shape of a real training machine.
 
-Always holds: each tree is an environment that `lockd accept` takes as it is: every file belongs to a package whose RECORD
-is true, or is byte code beside its source. `shape()` has the 68,849 files of `data/site_packages_files.txt.gz`, their sizes divided by `SCALE`.
+Always holds: each tree is an environment that `lockd accept` takes as it is: every file belongs to a package whose
+RECORD is true, or is byte code beside its source. `shape()` has the 68,849 files that `data/site_packages_files.txt.gz`
+lists, their sizes divided by `SCALE`.
 """
 
 from __future__ import annotations
