@@ -1,9 +1,9 @@
 """Compare the facts held good with those found, and the found ones with the policy's own pins.
 
-Always holds: one difference a fact, whatever it differs from. The order of the input never matters, and facts compared with
-themselves give nothing. A thing that is absent on both sides is no difference; one that could not be read is `unreadable`,
-never equal. A `grow` set is compared by its locked entries alone. Facts of an environment that is gone, or that could not be
-read, fold into the one difference about that environment.
+Always holds: one difference a fact, whatever it differs from. The order of the input never matters, and facts
+compared with themselves give nothing. A thing that is absent on both sides is no difference; one that could not be
+read is `unreadable`, never equal. A `grow` set is compared by its locked entries alone. Facts of an environment that
+is gone, or that could not be read, fold into the one difference about that environment.
 Never: reads the machine, a clock or the policy's severities, or guesses a cause that no requirement states.
 """
 
@@ -23,7 +23,7 @@ _INSTALLED = ("version", "record", "tag", "origin", "build", "channel")  # what 
 
 
 def compare(expected: Facts | None, found: Facts, breaches: Iterable[Breach] = ()) -> tuple[Difference, ...]:
-    """What differs between the lock (None: there is none yet) and the machine, and where the pins of the policy are broken."""
+    """What differs between the lock (None: none yet) and the machine, and where the policy's own pins are broken."""
     pins = _by_fact(breaches)
     locked: Mapping[str, Fact | Unknown] = expected if expected is not None else {}
     # 1. each fact by itself; without a lock only what could not be read and what breaks a pin
@@ -33,7 +33,7 @@ def compare(expected: Facts | None, found: Facts, breaches: Iterable[Breach] = (
         if difference is not None:
             differences[name] = difference
     # 2. what an absent or unreadable environment takes with it
-    differences = _fold(differences, found)
+    differences = _fold(differences)
     # 3. what brought what
     causes = _causes(differences)
     return tuple(replace(one, because=causes.get(name)) for name, one in differences.items())
@@ -90,7 +90,7 @@ def _differ(
     attributes = _attributes(expected, restrict(found, expected) if found else None) if has_lock else {}
     if not attributes and not pins:
         return None
-    sides: tuple[Against, ...] = (*(("lock",) if attributes else ()), *(("policy",) if pins else ()))  # type: ignore[assignment]
+    sides: tuple[Against, ...] = (*(("lock",) if attributes else ()), *(("policy",) if pins else ()))
     change = _change(expected, found) if attributes else _broken(found)
     return Difference(name, change, expected, found, sides, attributes, pins)
 
@@ -130,8 +130,8 @@ def _broken(found: Fact | None) -> ChangeKind:
 # -- folding -----------------------------------------------------------------------------------------------------------
 
 
-def _fold(differences: dict[str, Difference], found: Facts) -> dict[str, Difference]:
-    """Packages and unowned files of an environment that is gone or unreadable belong to the finding about the environment."""
+def _fold(differences: dict[str, Difference]) -> dict[str, Difference]:
+    """What belongs to an environment that is gone or unreadable folds into the finding about the environment."""
     gone = {
         one.name.partition(":")[2]
         for one in differences.values()
@@ -146,7 +146,7 @@ def _fold(differences: dict[str, Difference], found: Facts) -> dict[str, Differe
         )
         whole = kept[f"python:{environment}"]
         if folded:  # a pin inside still is broken, or nobody could tell
-            sides: tuple[Against, ...] = tuple(sorted({*whole.against, "policy"}))  # type: ignore[assignment]
+            sides: tuple[Against, ...] = tuple(sorted({*whole.against, "policy"}))
             kept[whole.name] = replace(whole, breaches=(*whole.breaches, *folded), against=sides)
     return kept
 
@@ -163,7 +163,7 @@ def _environment(name: str) -> str | None:
 
 
 def _causes(differences: Mapping[str, Difference]) -> dict[str, str]:
-    """Package → the package that brought it: one whose own requirement for it came, went or changed in the same difference.
+    """Package → the package that brought it, whose own requirement for it came, went or changed along with it.
 
     Chains end at their root. A pin that is broken is a cause of its own. In a ring the first name is the root.
     """

@@ -1,7 +1,7 @@
 """The way out of a finding, in the exact words to type.
 
-Always holds: a hint names `lockd diff` and, where something can be put back, `lockd restore`; where a pin is broken, also the
-line of the policy that says so.
+Always holds: a hint names `lockd diff` and, where something can be put back, `lockd restore`; where a pin is broken,
+also the line of the policy that says so.
 Never: tells anybody to accept in order to get past a gate.
 """
 
@@ -17,7 +17,7 @@ _RESTORABLE = ("package", "unowned", "file", "cache", "tree")
 def hint(difference: Difference, policy: Policy) -> str:
     """One line: what to look at, how to go back, and which line to edit if the new state is meant."""
     if difference.change == "unreadable":
-        return f"make it readable for this user, then lockd verify; lockd doctor says more ({fact_argument(difference.name)})"
+        return "make it readable for this user, then lockd verify; lockd doctor says what else lockd cannot read"
     parts = [*_way_back(difference, policy), *_edits(difference.breaches, policy)]
     return "; ".join(parts)
 
@@ -30,7 +30,7 @@ def fact_argument(name: str) -> str:
 
 
 def short_name(name: str, policy: Policy) -> str:
-    """The shortest word that names a fact: `torch` where there is one environment, `train/torch` where there are more."""
+    """The shortest word that names a fact: `torch` where there is one environment, else `train/torch`."""
     kind, _, subject = name.partition(":")
     if kind != "package":
         return fact_argument(name)
@@ -46,7 +46,9 @@ def _way_back(difference: Difference, policy: Policy) -> list[str]:
         wanted = next((rule.path for rule in policy.python if rule.name == policy.launch.python), "")
         return [f"start it with {shown(wanted)}/bin/python" if wanted else "lockd diff"]
     if kind in _RESTORABLE and difference.change != "forbidden":
-        return ["lockd diff", f"lockd restore {short}"] if difference.expected else [f"lockd diff; lockd restore {short}"]
+        return (
+            ["lockd diff", f"lockd restore {short}"] if difference.expected else [f"lockd diff; lockd restore {short}"]
+        )
     if difference.change == "forbidden" and kind == "package":
         return [f"lockd diff; lockd restore {short}, or uninstall it"]
     return ["lockd diff"]
@@ -65,7 +67,7 @@ def _variable(difference: Difference, name: str) -> str:
 
 def _edits(breaches: tuple[Breach, ...], policy: Policy) -> list[str]:
     """`or, if 2.11.0+cu130 is meant, edit ct200.toml:21 first`, once a line of the policy."""
-    said = {}
+    said: dict[str, str] = {}
     for pin in breaches:
         meant = "it" if pin.forbidden or pin.found is None else pin.found
         said.setdefault(policy.line(pin.key), f"or, if {meant} is meant, edit {policy.line(pin.key)} first")

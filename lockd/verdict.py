@@ -1,7 +1,8 @@
 """Judge the differences: how severe each is, in what words, and what they come to together.
 
-Always holds: a severity comes from the rule that answers for the fact, or from the pin that is broken. `record` and `ignore` make
-no finding. Block beats unknown, unknown beats warn, warn beats ok. Worst first; what a package brought stands after it.
+Always holds: a severity comes from the rule that answers for the fact, or from the pin that is broken. `record` and
+`ignore` make no finding. Block beats unknown, unknown beats warn, warn beats ok. Worst first; what a package brought
+stands after it.
 Never: reads the machine or a clock, softens what could not be read, or lets a probe that cannot word a finding hide it.
 """
 
@@ -41,7 +42,7 @@ def judge(policy: Policy, differences: Iterable[Difference], claimed: Claims, *,
 
 
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
-    """What findings come to: a fact that could not be read under a block rule is unknown, unless something else blocks."""
+    """What findings come to. What could not be read under a block rule is unknown, unless something else blocks."""
     blocking = [one for one in findings if one.severity == "block"]
     if any(one.change != "unreadable" for one in blocking):
         return "block"
@@ -129,7 +130,7 @@ def _attributes(one: Difference) -> Mapping[str, tuple[Value | None, Value | Non
 
 
 def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Causes by severity and name, each followed by what it brought (a cause that is no finding itself holds nobody back)."""
+    """Causes by severity and name, each followed by what it brought; a cause that is no finding holds nobody back."""
     names = {one.fact for one in findings}
     worst: dict[str, tuple[int, int]] = {}
     for one in findings:

@@ -1,0 +1,188 @@
+"""The command line: finds the verb, imports that command alone, and turns errors into one line and an exit code.
+
+Always holds: results on stdout, talk on stderr, both valid UTF-8; with `--json` stdout holds one document whatever
+happens; a traceback is shown only under `--debug`.
+Never: looks at the machine, or lets an error pass for a verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+from lockd import commands
+from lockd.errors import INTERRUPTED, OK, UNKNOWN, LockdError, UsageError
+from lockd.session import find_policy
+
+__all__ = ["find_policy", "main", "warn"]
+
+_WITH_VALUE = ("--policy",)
+_OPTIONS = {
+    "--policy": {"metavar": "FILE", "help": "the policy (else $LOCKD_POLICY, ./lockd.toml, /etc/lockd/policy.toml)"},
+    "--json": {"action": "store_true", "help": "one JSON document on stdout"},
+    "--debug": {"action": "store_true", "help": "show tracebacks"},
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are UsageErrors, and which takes the common options wherever they stand."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings["allow_abbrev"] = False
+        super().__init__(**settings)
+        for option, how in _OPTIONS.items():
+            self.add_argument(option, default=argparse.SUPPRESS, **how)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, where=self.prog.removeprefix("lockd "), hint=f"{self.prog} --help")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; returns its exit code."""
+    _safe_streams()
+    arguments = list(argv)
+    asked = _before_dashes(arguments)
+    module: list[ModuleType] = []
+    try:
+        code = _dispatch(arguments, module)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        return _hush(UNKNOWN)
+    except Exception as error:
+        code = _fail(error, module, as_json="--json" in asked, debug="--debug" in asked)
+    return _flush(code)
+
+
+def warn(text: str) -> None:
+    """One line of talk on stderr."""
+    from lockd.report.text import safe
+
+    print(f"lockd: {safe(text)}", file=sys.stderr)
+
+
+def emit(text: str) -> None:
+    """A result on stdout."""
+    print(text)
+
+
+def _dispatch(arguments: list[str], module: list[ModuleType]) -> int:
+    verb = _verb(arguments)
+    if verb is None:
+        return _without_verb(arguments)
+    if verb not in commands.available():
+        raise UsageError(f"unknown command {verb}", hint=_nearest(verb))
+    module.append(commands.load(verb))
+    args = _parser(module).parse_args(arguments)
+    for option in _OPTIONS:
+        name = option[2:]
+        setattr(args, name, getattr(args, name, None if option in _WITH_VALUE else False))
+    return int(args.run(args))
+
+
+def _without_verb(arguments: list[str]) -> int:
+    if "--version" in arguments:
+        from lockd import __version__
+
+        emit(f"lockd {__version__}")
+        return OK
+    if "-h" in arguments or "--help" in arguments:
+        _parser(commands.load(verb) for verb in commands.available()).print_help()
+        return OK
+    unknown = [
+        argument for argument in arguments if argument.startswith("-") and argument.partition("=")[0] not in _OPTIONS
+    ]
+    what = f"unknown option {unknown[0]}" if unknown else "no command was given"
+    raise UsageError(what, hint="lockd --help lists the commands; lockd verify looks and compares")
+
+
+def _verb(arguments: list[str]) -> str | None:
+    """The first word that is neither an option nor the value of one."""
+    skip = False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument in _WITH_VALUE:
+            skip = True
+        elif not argument.startswith("-"):
+            return argument
+    return None
+
+
+def _parser(modules: Iterable[ModuleType]) -> Parser:
+    parser = Parser(
+        prog="lockd", description="Pins the known-good state of a training environment, and says what drifted."
+    )
+    parser.add_argument("--version", action="store_true", help="say the version")
+    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
+    for module in modules:
+        module.register(subparsers)
+    return parser
+
+
+def _nearest(verb: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(verb, commands.available(), 1, 0.5)
+    return f"did you mean lockd {near[0]}?" if near else "lockd --help lists the commands"
+
+
+def _before_dashes(arguments: list[str]) -> list[str]:
+    """What is lockd's own: everything before `--`, behind which another command's words stand."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _fail(error: Exception, module: list[ModuleType], *, as_json: bool, debug: bool) -> int:
+    """Say an error: text on stderr, with --json a document on stdout as well. Returns the exit code."""
+    from lockd.report import text
+
+    if debug:
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+    problem = error if isinstance(error, LockdError) else _unexpected(error)
+    print(text.problem(problem), file=sys.stderr)
+    if as_json:
+        from lockd.report import json
+
+        emit(json.dumps(json.error(problem)))
+    own = getattr(module[0], "exit_code", None) if module else None
+    return int(own(problem)) if own is not None else problem.code
+
+
+def _unexpected(error: Exception) -> LockdError:
+    """An error that nobody foresaw: one line, never a verdict."""
+    if isinstance(error, OSError) and error.strerror:
+        return LockdError(error.strerror, where=os.fsdecode(error.filename) if error.filename else "")
+    hint = "a mistake in lockd: run it again with --debug and report what it shows"
+    return LockdError(f"{type(error).__name__}: {error}", where="internal error", hint=hint)
+
+
+def _safe_streams() -> None:
+    """UTF-8 whatever the locale says, and no byte that is not."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _flush(code: int) -> int:
+    """Whatever is still in the buffers has to go out before the code may say ok."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        return _hush(code)
+    except OSError as error:
+        warn(f"stdout could not be written: {error.strerror}")
+        return _hush(UNKNOWN)
+    return code
+
+
+def _hush(code: int) -> int:
+    """The reader is gone: nothing more goes to stdout, not even at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code

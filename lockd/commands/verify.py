@@ -1,0 +1,74 @@
+"""`lockd verify`: the pre-launch hook. Looks, compares, prints the verdict, exits with it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockd.check import Report
+    from lockd.session import Session
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    parser = subparsers.add_parser("verify", help="look, compare, print the verdict: the pre-launch hook")
+    parser.add_argument("--full", action="store_true", help="read every byte again")
+    parser.add_argument("--strict", action="store_true", help="warnings count as block")
+    parser.add_argument("--all", action="store_true", help="list changes under on_drift = record as well")
+    parser.add_argument("--trust-unmapped", action="store_true", help="trust files owned outside this user namespace")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from lockd import cli
+    from lockd.check import check
+    from lockd.progress import Progress
+    from lockd.session import open_session, this_launch
+    from lockd.verdict import EXIT, strict
+
+    session = open_session(args)
+    with Progress("lockd verify") as progress:
+        report = check(
+            session.policy,
+            state=session.state,
+            lock=session.lock,
+            launch=this_launch(),
+            full=args.full,
+            progress=progress,
+        )
+    _record(session, report)
+    for note in session.notes:
+        cli.warn(note)
+    if args.debug:
+        for failure in report.sight.failures:
+            cli.warn(failure)
+    verdict = strict(report.verdict) if args.strict else report.verdict
+    _print(report, verdict, args)
+    return EXIT[verdict]
+
+
+def _print(report: Report, verdict: str, args: argparse.Namespace) -> None:
+    import sys
+
+    from lockd import cli
+
+    if args.json:
+        from lockd.report import json
+
+        cli.emit(json.dumps(json.verify(report, verdict, every=args.all)))
+    else:
+        from lockd.report import text
+
+        cli.emit(text.verify(report, verdict, colour=text.wants_colour(sys.stdout), every=args.all))
+
+
+def _record(session: Session, report: Report) -> None:
+    """Drift that came or healed goes into the history; a history that cannot be written changes no verdict."""
+    from lockd import cli, history
+
+    if session.state is None:
+        return
+    try:
+        history.record(session.state, report)
+    except OSError as error:
+        cli.warn(f"the history could not be written: {error.strerror}")

@@ -1,0 +1,189 @@
+"""Verdict and differences as text for a tired person: one line a cause, worst first, the way out beneath it.
+
+Always holds: the first line names the policy and the verdict; what a package brought folds into one line; colour
+stands only on a terminal that wants it; no control character of a name or a value reaches the terminal.
+Never: reads the machine, or prints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from lockd.facts import Value
+from lockd.findings import FileChanges, Finding
+
+if TYPE_CHECKING:
+    from lockd.check import Report
+    from lockd.errors import LockdError
+
+_COLOURS: Mapping[str, str] = {"block": "31;1", "unknown": "35;1", "warn": "33", "ok": "32", "dim": "2", "record": "2"}
+_NAMES = 6  # children that one folded line names
+
+
+def safe(text: str) -> str:
+    """Text without control, format and separator characters, each shown as its escape; lines stay lines."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in " \n" else _escape(one) for one in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def wants_colour(stream: IO[str]) -> bool:
+    """Colour on a terminal, unless NO_COLOR or a dumb terminal say otherwise."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def paint(text: str, name: str, colour: bool) -> str:
+    """`text` in the colour of a severity, where colour is wanted."""
+    return f"\x1b[{_COLOURS[name]}m{text}\x1b[0m" if colour and name in _COLOURS else text
+
+
+def problem(error: LockdError) -> str:
+    """An error for stderr: `lockd: WHERE: WHAT` a line each, then the hint."""
+    lines = [f"lockd: {line}" for line in str(error).splitlines() or [type(error).__name__]]
+    if error.hint:
+        lines.append(f"  hint: {error.hint}")
+    return safe("\n".join(lines))
+
+
+def verify(report: Report, verdict: str, *, colour: bool, every: bool = False) -> str:
+    """The whole answer of `lockd verify`."""
+    lines = [_first_line(report, verdict, colour)]
+    lines += findings([*report.findings, *(report.recorded if every else ())], colour)
+    lines += [paint(f"  not looked at: {safe(line)}", "dim", colour) for line in report.not_looked]
+    if report.recorded and not every:
+        lines.append(paint(f"  {_many(len(report.recorded), 'recorded change')} (--all lists them)", "dim", colour))
+    if report.unclaimed:
+        shown = ", ".join(report.unclaimed[:3]) + (" …" if len(report.unclaimed) > 3 else "")
+        lines.append(
+            f"  the lock holds {_many(len(report.unclaimed), 'fact')} that no rule names any more: {safe(shown)}"
+        )
+    return "\n".join(lines)
+
+
+def findings(listed: Sequence[Finding], colour: bool) -> list[str]:
+    """The lines of findings: causes with what they brought folded beneath them."""
+    names = {one.fact for one in listed}
+    children: dict[str, list[Finding]] = {}
+    for one in listed:
+        if one.because in names:
+            children.setdefault(str(one.because), []).append(one)
+    lines: list[str] = []
+    for one in listed:
+        if one.because not in names:
+            lines += _cause(one, children.get(one.fact, []), colour)
+    return lines
+
+
+def _first_line(report: Report, verdict: str, colour: bool) -> str:
+    head = f"{paint(verdict, verdict, colour)}  {safe(report.policy.name)} ({safe(report.policy.path)})"
+    parts = []
+    if report.findings:
+        causes = sum(one.because is None for one in report.findings)
+        more = len(report.findings) - causes
+        parts.append(_many(len(report.findings), "finding") + (f", {_many(causes, 'cause')}" if more else ""))
+    if report.lock is None:
+        parts.append("no known-good yet: `lockd accept -m WHY` records one, once this state is known to be good")
+    else:
+        lock = report.lock
+        parts.append(f"generation {lock.generation} of {lock.accepted_at} by {safe(lock.by)}")
+    parts.append(report.environment)
+    parts.append(f"{_many(len(report.sight.facts), 'fact')}, {report.look} look, {report.elapsed:.2f} s")
+    return f"{head}: {' · '.join(parts)}"
+
+
+def _cause(one: Finding, brought: list[Finding], colour: bool) -> Iterator[str]:
+    mark = "unknown" if one.change == "unreadable" and one.severity == "block" else one.severity
+    yield f"  {paint(f'{mark:7}', mark, colour)} {safe(one.message)}"
+    indent = " " * 10
+    if one.files is not None and one.files.examples:
+        missing = [name for name in one.files.examples if name not in one.message]
+        if missing:
+            yield paint(f"{indent}{safe(_files(one.files))}", "dim", colour)
+    if brought:
+        yield f"{indent}{safe(_brought(brought))}"
+    observed = _observed(one)
+    if observed:
+        yield f"{indent}{safe(observed)}"
+    if one.hint:
+        yield paint(f"{indent}→ {safe(one.hint)}", "dim", colour)
+
+
+def _files(files: FileChanges) -> str:
+    counts = [f"{count} {word}" for word, count in _counts(files) if count]
+    rest = " …" if files.total > len(files.examples) else ""
+    return f"files: {', '.join(counts)}: {', '.join(files.examples)}{rest}"
+
+
+def _counts(files: FileChanges) -> Iterator[tuple[str, int]]:
+    yield "changed", files.changed
+    yield "added", files.added
+    yield "missing", files.missing
+
+
+def _brought(brought: list[Finding]) -> str:
+    """`and 14 packages that it brought: nvidia-nccl-cu13 (added), …`"""
+    names = [f"{one.fact.rpartition('/')[2]} ({one.change})" for one in brought[:_NAMES]]
+    rest = " …" if len(brought) > _NAMES else ""
+    return f"and {_many(len(brought), 'package')} that it brought: {', '.join(names)}{rest}"
+
+
+def _observed(one: Finding) -> str:
+    """`since 2026-11-30T21:15:40Z, by uv pip install … (root, ssh)`, as far as it was seen."""
+    parts = [f"since {one.since}"] if one.since else []
+    if one.by:
+        command = one.by.get("cmdline") or [one.by.get("exe", "?")]
+        told = ", ".join(str(one.by[name]) for name in ("user", "origin") if one.by.get(name))
+        parts.append(f"by {' '.join(map(str, command))}" + (f" ({told})" if told else ""))
+    return ", ".join(parts)
+
+
+# -- diff --------------------------------------------------------------------------------------------------------------
+
+
+def diff(a: str, b: str, listed: Sequence[Finding], *, colour: bool) -> str:
+    """What differs between two states, a cause a paragraph with its attributes."""
+    if not listed:
+        return f"no difference between {safe(a)} and {safe(b)}"
+    lines = [f"{safe(a)} → {safe(b)}: {_many(len(listed), 'difference')}"]
+    names = {one.fact for one in listed}
+    for one in listed:
+        indent = "    " if one.because in names else "  "
+        lines.append(f"{indent}{paint(f'{one.change:10}', one.severity, colour)} {safe(one.message)}")
+        lines += [paint(f"{indent}  {safe(line)}", "dim", colour) for line in _attribute_lines(one)]
+        if one.files is not None and one.files.examples:
+            lines.append(paint(f"{indent}  {safe(_files(one.files))}", "dim", colour))
+    return "\n".join(lines)
+
+
+def diff_stat(listed: Iterable[Finding]) -> str:
+    """One line a fact: the change and the number of files."""
+    rows = [(one.fact, one.change, "" if one.files is None else _numbers(one.files)) for one in listed]
+    width = max((len(fact) for fact, _, _ in rows), default=0)
+    return "\n".join(f"{safe(fact):{width}}  {change:10} {files}".rstrip() for fact, change, files in rows)
+
+
+def _numbers(files: FileChanges) -> str:
+    return f"~{files.changed} +{files.added} -{files.missing}"
+
+
+def _attribute_lines(one: Finding) -> Iterator[str]:
+    if one.change == "changed":
+        yield from (f"{name}: {_value(old)} → {_value(new)}" for name, (old, new) in sorted(one.attributes.items()))
+
+
+def _value(value: Value | Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
