@@ -62,7 +62,7 @@ class _Scan:
         self.at += 2 if many else 1
         names = self._key()
         self.at += 2 if many else 1
-        table = self._table(names[:-1], start) + (names[-1],)
+        table = (*self._table(names[:-1], start), names[-1])
         self._note(table, start)
         if many:
             self.lengths[table] = self.lengths.get(table, 0) + 1
@@ -80,7 +80,7 @@ class _Scan:
         return path
 
     def _last(self, path: KeyPath) -> KeyPath:
-        return path + (self.lengths[path] - 1,) if path in self.lengths else path
+        return (*path, self.lengths[path] - 1) if path in self.lengths else path
 
     def _pair(self, table: KeyPath) -> None:
         start = self.at

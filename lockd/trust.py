@@ -7,6 +7,7 @@ Never: opens a file for writing, changes a mode, or passes what it could not sta
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -186,8 +187,8 @@ def _overflow_uid() -> int:
 def _unmapped(path: str) -> bool:
     """Is the inode's owner outside this user namespace, and so out of reach for everybody in it?
 
-    Where no range holds 65534, nobody's own files can't be here. Else O_NOATIME tells: it is the owner's right, which the
-    namespace's root has over every mapped inode, and over no other. Without that right nothing can be told: False.
+    Where no range holds 65534, nobody's own files can't be here. Else O_NOATIME tells: it is the owner's right, which
+    the namespace's root has over every mapped inode, and over no other. Without it nothing can be told: False.
     """
     overflow = _overflow_uid()
     if not any(inside <= overflow < inside + count for inside, _, count in _uid_map()):
@@ -196,8 +197,8 @@ def _unmapped(path: str) -> bool:
         return False
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NOATIME | os.O_NONBLOCK | os.O_CLOEXEC))
-    except PermissionError:
-        return True
+    except OSError as error:
+        return error.errno == errno.EPERM
     return False
 
 

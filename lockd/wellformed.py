@@ -80,11 +80,11 @@ def digest(text: str) -> str:
     """`ALGORITHM:HEX`, in lower case."""
     algorithm, _, digits = text.lower().partition(":")
     if algorithm not in DIGEST_HEX:
-        raise ValueError(f'wants ALGORITHM:HEX with one of {", ".join(DIGEST_HEX)}, found "{_cut(text)}"')
+        raise ValueError(f'wants ALGORITHM:HEX with one of {", ".join(DIGEST_HEX)}, found "{cut(text)}"')
     wanted = DIGEST_HEX[algorithm]
     if len(digits) != wanted or not re.fullmatch(r"[0-9a-f]*", digits):
         raise ValueError(
-            f'malformed: {algorithm} wants {wanted} hex digits, found "{_cut(digits)}" ({len(digits)} characters)'
+            f'malformed: {algorithm} wants {wanted} hex digits, found "{cut(digits)}" ({len(digits)} characters)'
         )
     return f"{algorithm}:{digits}"
 
@@ -92,7 +92,7 @@ def digest(text: str) -> str:
 def commit(text: str) -> str:
     """A whole git commit id: a short one would never equal what the package states."""
     if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text.lower()):
-        raise ValueError(f'wants the whole commit, 40 hex digits, found "{_cut(text)}"')
+        raise ValueError(f'wants the whole commit, 40 hex digits, found "{cut(text)}"')
     return text.lower()
 
 
@@ -111,7 +111,7 @@ def version(pin: str) -> str:
             return str(Version(text)) if str(Version(text)) == text else text
         SpecifierSet(text)
     except (InvalidVersion, InvalidSpecifier):
-        raise ValueError(f'"{_cut(pin)}" is not a version; write "2.11.0+cu128", "==3.6.0" or ">=4.57,<5"') from None
+        raise ValueError(f'"{cut(pin)}" is not a version; write "2.11.0+cu128", "==3.6.0" or ">=4.57,<5"') from None
     return text
 
 
@@ -124,21 +124,21 @@ def word(text: str) -> str:
 def name(text: str) -> str:
     """The name of a policy, an environment or a command; it becomes a part of fact and folder names."""
     if not _NAME.fullmatch(text):
-        raise ValueError(f'wants letters, digits, ".", "_" and "-", 64 at most, found "{_cut(text)}"')
+        raise ValueError(f'wants letters, digits, ".", "_" and "-", 64 at most, found "{cut(text)}"')
     return text
 
 
 def package(text: str) -> str:
     """A package name or glob, normalised as PEP 503 says."""
     if not _PACKAGE.fullmatch(text):
-        raise ValueError(f'"{_cut(text)}" is not a package name or a glob over names')
+        raise ValueError(f'"{cut(text)}" is not a package name or a glob over names')
     return re.sub(r"(?<!\[)[-_.]+(?!\])", "-", text).lower()
 
 
 def module(text: str) -> str:
     """A module for `python -m`, dotted, or a glob over such names."""
     if not _MODULE.fullmatch(text):
-        raise ValueError(f'"{_cut(text)}" is not a module name; a script belongs in launch.scripts')
+        raise ValueError(f'"{cut(text)}" is not a module name; a script belongs in launch.scripts')
     return text
 
 
@@ -146,7 +146,7 @@ def variable(text: str) -> str:
     """The name of an environment variable, or a glob over names."""
     _no_control(text)
     if "=" in text:
-        raise ValueError(f'"{_cut(text)}" is not the name of a variable')
+        raise ValueError(f'"{cut(text)}" is not the name of a variable')
     return text
 
 
@@ -157,5 +157,6 @@ def _no_control(text: str) -> None:
         raise ValueError(f"holds a control character: {text!r}")
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """A text short enough for a message."""
     return text if len(text) <= 80 else text[:77] + "…"
