@@ -1,0 +1,152 @@
+"""One process as /proc tells it, and the chain of its parents.
+
+Always holds: the texts are parsed by pure functions; what ended meanwhile is None, never half a process with
+another's parts: the start time is read before and after. Command lines are masked as they are read.
+Never: writes, signals, attaches, or trusts a name in brackets more than /proc/PID/exe.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+_UNSET_LOGIN = 0xFFFFFFFF
+_MAX_TEXT = 1 << 16
+_MAX_CHAIN = 64
+
+_SECRET_NAME = re.compile(r"(token|secret|passw|api[-_]?key|access[-_]?key|credential|auth(?!or))", re.IGNORECASE)
+_SECRET_SHAPE = re.compile(r"\b(hf_|gh[pousr]_|github_pat_|sk-|xox[abprs]-|AKIA)[\w-]{8,}")
+_URL_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+_MASK = "***"
+
+
+class Stat(NamedTuple):
+    """What /proc/PID/stat tells: comm, state letter, parent, start in ticks since boot."""
+
+    comm: str
+    state: str
+    parent: int
+    started: int
+
+
+class Process(NamedTuple):
+    """A process that lived while it was read. An ended one that nobody reaped has state Z, no exe and no command
+    line.
+    """
+
+    pid: int
+    stat: Stat
+    exe: str
+    cmdline: tuple[str, ...]
+    uid: int | None
+    login_uid: int | None
+    cgroup: str
+
+    @property
+    def zombie(self) -> bool:
+        return self.stat.state in "ZX"
+
+
+def parse_stat(text: str) -> Stat | None:
+    """The comm may hold spaces, brackets and newlines: it ends at the last bracket."""
+    start, end = text.find("("), text.rfind(")")
+    fields = text[end + 1 :].split()
+    if start < 0 or end < start or len(fields) < 20:
+        return None
+    return Stat(text[start + 1 : end], fields[0], int(fields[1]), int(fields[19]))
+
+
+def parse_uid(status: str) -> int | None:
+    """The effective uid of /proc/PID/status."""
+    found = re.search(r"^Uid:\s+\d+\s+(\d+)", status, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def parse_cgroup(text: str) -> str:
+    """The path in the unified tree, else in systemd's own, else ""."""
+    rows = dict(row.split(":", 2)[1:] for row in text.splitlines() if row.count(":") >= 2)
+    return next((rows[name] for name in ("", "name=systemd") if rows.get(name, "/") != "/"), "")
+
+
+def parse_cmdline(text: str) -> tuple[str, ...]:
+    """The arguments, secrets masked. A process that set its own title has one without its separators: kept as one."""
+    return mask(tuple(text.rstrip("\0").split("\0"))) if text.strip("\0") else ()
+
+
+def mask(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Arguments with the values of token-like options and variables, token-like words and passwords in addresses
+    blotted out.
+    """
+    masked: list[str] = []
+    secret_follows = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if secret_follows and not word.startswith("-"):
+            masked.append(_MASK)
+        elif equals and _SECRET_NAME.search(name) and "/" not in name:
+            masked.append(f"{name}={_MASK}")
+        else:
+            masked.append(_URL_PASSWORD.sub(rf"\1:{_MASK}@", _SECRET_SHAPE.sub(_MASK, word)))
+        secret_follows = word.startswith("-") and not equals and bool(_SECRET_NAME.search(word))
+    return tuple(masked)
+
+
+def read_process(pid: int) -> Process | None:
+    """The process of that number, None if there is none (any more)."""
+    before = read_stat(pid)
+    if before is None:
+        return None
+    found = Process(
+        pid,
+        before,
+        _exe(pid),
+        parse_cmdline(_text(pid, "cmdline")),
+        parse_uid(_text(pid, "status")),
+        login_uid(_text(pid, "loginuid")),
+        parse_cgroup(_text(pid, "cgroup")),
+    )
+    after = read_stat(pid)
+    return found._replace(stat=after) if after and after.started == before.started else None
+
+
+def read_stat(pid: int) -> Stat | None:
+    """Its stat line, None if there is no such process (any more)."""
+    return parse_stat(_text(pid, "stat"))
+
+
+def fingerprint(pid: int) -> tuple[int, str, str] | None:
+    """Start time, executable and raw command line: what changes when the number is reused or the process execs."""
+    stat = read_stat(pid)
+    return (stat.started, _exe(pid), _text(pid, "cmdline")) if stat else None
+
+
+def ancestors(parent: int, read: Callable[[int], Process | None] = read_process) -> Iterator[Process]:
+    """The parents of a process, upward from `parent`, as far as this pid namespace shows them."""
+    for _ in range(_MAX_CHAIN):
+        found = read(parent) if parent > 0 else None
+        if found is None:
+            return
+        yield found
+        parent = found.stat.parent
+
+
+def login_uid(text: str) -> int | None:
+    """The uid that logged in, None where unset or not told."""
+    return int(text) if text.strip().isdigit() and int(text) != _UNSET_LOGIN else None
+
+
+def _text(pid: int, name: str) -> str:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return os.fsdecode(file.read(_MAX_TEXT))
+    except OSError:
+        return ""
+
+
+def _exe(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
