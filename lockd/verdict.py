@@ -41,6 +41,11 @@ def judge(policy: Policy, differences: Iterable[Difference], claimed: Claims, *,
     return Judged(verdict_of(findings), findings, recorded)
 
 
+def worded(policy: Policy, differences: Iterable[Difference], claimed: Claims) -> tuple[Finding, ...]:
+    """Every difference in words, whatever its severity: what `diff` shows."""
+    return _in_order([_finding(policy, one, claimed, False) for one in differences])
+
+
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
     """What findings come to. What could not be read under a block rule is unknown, unless something else blocks."""
     blocking = [one for one in findings if one.severity == "block"]

@@ -1,0 +1,176 @@
+"""The states that a person can name: `lock`, `now`, `@12`, a time, an exported file; each gives facts to compare.
+
+Always holds: a state is what was recorded or read, under the label that it was asked for by; one of which nothing is
+known is an error that says so, never an empty state.
+Never: compares, or makes up what nobody observed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from lockd.errors import LockdError, LookError, UsageError
+from lockd.facts import Fact, Facts, Unknown
+
+if TYPE_CHECKING:
+    from lockd.check import Report
+    from lockd.probes import Manifest
+    from lockd.session import Session
+    from lockd.store import Store
+
+LIMIT = 1 << 28  # bytes of an exported file
+WORDS = "lock, now, @N, a time or an exported file"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Facts under a label. at: when they were so, where that is known. manifest: the files behind one of them."""
+
+    label: str
+    facts: Facts
+    at: str | None = None
+    generation: int | None = None
+    state: int | None = None
+    manifests: Callable[[], Mapping[str, Manifest]] = dict
+
+
+def source(word: str, session: Session, look: Callable[[], Report]) -> Source:
+    """The state that `word` names. `look` is called for `now` alone."""
+    if word == "now":
+        sight = look().sight
+        return Source("now", sight.facts, manifests=sight.manifests)
+    if word == "lock":
+        return _of_lock(session)
+    if word.startswith("@"):
+        return _of_generation(word, session)
+    if word == "good" or word.startswith("run:"):
+        raise LookError(f"{word}: no run is recorded", where=session.policy.path, hint="lockd run -- CMD records one")
+    if os.path.exists(word):
+        return _of_file(word)
+    if "/" in word or word.endswith(".json"):
+        raise UsageError("there is no such file", where=word, hint=f"name {WORDS}")
+    return _of_time(word, session)
+
+
+def manifest(one: Source, session: Session, name: str) -> Manifest | None:
+    """The files behind a fact of that state, where they are kept."""
+    if one.generation is None:
+        return one.manifests().get(name)
+    with _store(session) as store:
+        return None if store is None else store.manifest(one.generation, name)
+
+
+def _of_lock(session: Session) -> Source:
+    if session.lock is None:
+        hint = "lockd accept -m WHY records one, once this state is known to be good"
+        raise LookError("no known-good yet", where=session.policy.lock_path, hint=hint)
+    lock = session.lock
+    return Source(f"lock (generation {lock.generation})", lock.facts, lock.accepted_at, lock.generation)
+
+
+def _of_generation(word: str, session: Session) -> Source:
+    number = word[1:]
+    if not number.isdecimal():
+        raise UsageError(f"{word}: a generation is @ and a number", hint=f"name {WORDS}")
+    if session.lock is not None and session.lock.generation == int(number):
+        return _of_lock(session)
+    with _store(session) as store:
+        text = None if store is None else store.lock_text(int(number))
+        known = [] if store is None else [row.number for row in store.generations()]
+    if text is None:
+        hint = f"known here: {', '.join(f'@{one}' for one in known)}" if known else "the state here holds none"
+        raise LookError(f"generation {number} is not known here", where=session.policy.path, hint=hint)
+    return _parsed(text, session)
+
+
+def _parsed(text: bytes, session: Session) -> Source:
+    from lockd import lock
+
+    found = lock.parse(text, session.policy.lock_path)
+    return Source(f"@{found.generation}", found.facts, found.accepted_at, found.generation)
+
+
+def _of_file(path: str) -> Source:
+    from lockd.report.json import imported
+
+    hint = "lockd export --format json > FILE writes one"
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LIMIT + 1)
+        if len(data) > LIMIT:
+            raise ValueError(f"it is larger than {LIMIT >> 20} MiB")
+        document = json.loads(data)
+        return Source(path, imported(document), document.get("at"))
+    except OSError as error:
+        raise LookError(f"could not be read: {error.strerror}", where=path) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"is no exported file: {error}", where=path, hint=hint) from None
+
+
+def _of_time(word: str, session: Session) -> Source:
+    """What was last recorded up to that time: an observed state or an accepted generation, whichever is later."""
+    from lockd.clock import parse_time, stamp
+
+    try:
+        wanted = stamp(parse_time(word, datetime.now(timezone.utc)).timestamp())
+    except UsageError as error:
+        raise UsageError(f"{word!r} names no state", hint=f"name {WORDS}; for a time {error.hint}") from None
+    with _store(session) as store:
+        found = None if store is None else _recorded(store, wanted, session)
+    if found is None:
+        raise LookError(
+            f"nothing was recorded before {wanted}", where=session.policy.path, hint="lockd log shows what was"
+        )
+    return found
+
+
+def _recorded(store: Store, wanted: str, session: Session) -> Source | None:
+    events = [one for one in store.events("at <= ? AND state IS NOT NULL", wanted) if one.event.state is not None]
+    seen = max(events, key=lambda one: (one.event.at, one.id), default=None)
+    accepted = max((row for row in store.generations() if row.at <= wanted), key=lambda row: row.at, default=None)
+    if accepted is not None and (seen is None or accepted.at >= seen.event.at):
+        text = store.lock_text(accepted.number)
+        return None if text is None else _parsed(text, session)
+    if seen is None or seen.event.state is None:
+        return None
+    text_of_state = store.state_facts(seen.event.state)
+    if text_of_state is None:
+        return None
+    facts = Facts(_fact_of_state(row) for row in json.loads(text_of_state))
+    return Source(f"as seen at {seen.event.at}", facts, seen.event.at, state=seen.event.state)
+
+
+def _fact_of_state(row: Mapping[str, Any]) -> Fact | Unknown:
+    kind, _, subject = row["fact"].partition(":")
+    if "unknown" in row:
+        return Unknown(kind, subject, row["unknown"])
+    return Fact(kind, subject, _values(row["attributes"]), _values(row.get("told", {})))
+
+
+def _values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+@contextmanager
+def _store(session: Session) -> Iterator[Store | None]:
+    """The store, closed afterwards; None where this user has none or it cannot be read."""
+    from lockd import store
+
+    if session.state is None:
+        yield None
+        return
+    try:
+        opened = store.open(session.state.store_path, create=False)
+    except LockdError:
+        opened = None
+    try:
+        yield opened
+    finally:
+        if opened is not None:
+            opened.close()
