@@ -149,8 +149,10 @@ def _event(mask: int, pid: int, infos: bytes) -> Iterator[Raw]:
         (kind, True) for bits, kind in _ENDINGS if mask & bits
     ]
     for kind, gone in kinds:
-        yield Raw(kind, key, "" if name == "." else name, child, bool(mask & ONDIR), gone, pid, pidfd)  # type:
-        ignore[arg-type] pidfd = -1  # it is one descriptor, owned by the first if not kinds and pidfd >= 0:
+        inside = "" if name == "." else name
+        yield Raw(kind, key, inside, child, bool(mask & ONDIR), gone, pid, pidfd)  # type: ignore[arg-type]
+        pidfd = -1  # it is one descriptor, owned by the first
+    if not kinds and pidfd >= 0:
         os.close(pidfd)
 
 

@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _NETWORK = frozenset(
-    "nfs nfs4 cifs smb3 smbfs ncpfs 9p virtiofs ceph afs coda lustre gpfs beegfs glusterfs ocfs2 gfs2 orangefs pvfs2
-    vboxsf davfs acfs".split() ) _MADE_UP = frozenset("proc sysfs cgroup cgroup2 securityfs debugfs tracefs configfs
-    efivarfs".split()) _OCTAL = re.compile(r"\\([0-7]{3})") MOUNTINFO = "/proc/self/mountinfo"
+    "nfs nfs4 cifs smb3 smbfs ncpfs 9p virtiofs ceph afs coda lustre gpfs beegfs glusterfs ocfs2 gfs2 vboxsf davfs".split()
+)
+_MADE_UP = frozenset(["proc", "sysfs", "cgroup", "cgroup2", "securityfs", "debugfs", "tracefs", "configfs", "efivarfs"])
+_OCTAL = re.compile(r"\\([0-7]{3})")
+MOUNTINFO = "/proc/self/mountinfo"
 
 
 class Mount(NamedTuple):
