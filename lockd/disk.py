@@ -1,30 +1,32 @@
 """The file system as the probes see it: trees without following links, digests through a stat cache, bounded reads.
 
-Always holds: nothing is opened that is not a regular file; no link is followed; names are surrogateescape strings as `os` gives
-them; what could not be read is a `Trouble` with its reason; output order is sorted. A digest comes from the cache only while file
-system, inode, size, mtime_ns, ctime_ns and mode are the same, it was not racy, and no writable mapping could live (field notes).
-Never: writes outside the state folder, crosses into what `exclude` names, or caches a digest that it could not be sure of.
+Always holds: nothing is opened that is not a regular file; no link is followed; names are surrogateescape strings as
+`os` gives them; what could not be read is a `Trouble` with its reason; output order is sorted. A digest comes from
+the cache only while file system, inode, size, mtime_ns, ctime_ns and mode are the same, it was not racy, and no
+writable mapping could live (field notes).
+Never: writes outside the cache folder, crosses into what `exclude` names, or caches a digest that it could not be
+sure of.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import NamedTuple
 
+from lockd import hashing
+from lockd.entries import Entries, Entry, Finder, entry_of
+from lockd.globs import matches
+from lockd.hashing import Hashed, Identity, Progress
+from lockd.statcache import Page, Record, load, packed, read_packed, store, write_packed
+from lockd.walk import folders_of, refresh, row_of
 
-class Entry(NamedTuple):
-    """One name in a tree. kind: f(ile), d(irectory), l(ink) or o(ther: FIFO, socket, device). Times in ns."""
+__all__ = ["Disk", "Entry", "Progress", "Tree", "Trouble"]
 
-    kind: str
-    mode: int
-    size: int
-    mtime: int
-    ctime: int
-    inode: int
-    links: int
+_LOOSE = ("loose files",)  # the cache key of files that no tree holds
 
 
 class Trouble(NamedTuple):
@@ -38,8 +40,13 @@ class Trouble(NamedTuple):
 class Tree:
     """What lies under `root` (absolute), by path relative to it, sorted; folders included, the root itself left out.
 
-    stamp: changes whenever any name, kind, size, time, inode or mode in it does, or a file whose digest cannot be trusted is there.
-    missing: the root is not there. A root that is a link or a file is a Trouble.
+    stamp: equal stamps mean that facts derived from this tree (names, rows, `Disk.digests` and `Disk.read` of its
+    files) are still true. It changes whenever any name, kind, size, time, inode or mode does. A file whose digest
+    could not be trusted (it was younger than the clock's grain, or somebody could write to it) is read again at each
+    look, and moves the stamp only when its bytes moved. A stamp says nothing of what lies outside the tree, and never
+    meets one of a cache that was lost, or of a Disk without a cache.
+    entries: holds for this look; at the next look of the same Disk it shows that one. missing: the root is not there.
+    A root that is a link (unless it was to be followed) or a file is a Trouble.
     """
 
     root: str
@@ -49,24 +56,283 @@ class Tree:
     missing: bool = False
 
 
+@dataclass
+class _Held:
+    """A tree that this Disk knows.
+
+    Root: as asked for; place: where it really lies; finder: None until this look has seen it.
+    """
+
+    root: str
+    place: str
+    device: int
+    key: tuple[object, ...]
+    record: Record
+    finder: Finder | None = None
+
+
+@dataclass
+class _Found:
+    """Where a path lies in a held tree."""
+
+    held: _Held
+    relative: str
+    page: Page
+    index: int
+
+    def row(self) -> bytes:
+        """What this look saw of it."""
+        return self.page.row(self.index)
+
+
+@dataclass
+class _Loose:
+    """Trusted digests of files outside all trees: path → (lasting identity, digest)."""
+
+    known: dict[str, tuple[tuple[int, ...], bytes]] = field(default_factory=dict)
+    dirty: bool = False
+
+
 class Disk:
-    """One look at the file system. Later: the stat cache, processes, progress. `full` reads every byte again."""
+    """Looks at the file system, one after another; `new_look` begins the next. Within one look nothing is read twice.
 
-    def __init__(self, *, full: bool = False) -> None:
+    full: read every byte, whatever is known. cache_dir: where the stat cache lies between processes; None: nothing is
+    kept.
+    progress: called with (bytes done, bytes in all) of one `digests` at most ten times a second.
+    """
+
+    def __init__(self, *, full: bool = False, cache_dir: str | None = None, progress: Progress | None = None) -> None:
         self.full = full
+        self._cache_dir, self._progress = cache_dir, progress
+        self._held: dict[tuple[object, ...], _Held] = {}
+        self._loose: _Loose | None = None
+        self._hints: tuple[str, ...] | None = None
+        self._begin()
 
-    def tree(self, root: str, exclude: tuple[str, ...] = ()) -> Tree:
-        """Everything under `root`. `exclude`: globs relative to root, `**` crosses folders; an excluded folder is not entered."""
-        raise NotImplementedError
+    def _begin(self) -> None:
+        self._trees: dict[tuple[object, ...], Tree] = {}
+        self._fresh: dict[str, str | Trouble] = {}  # answers that hold for this look only
+        self._filesystems: dict[int, int] = {}
+        self._remote = hashing.remote_devices()
 
-    def digests(self, paths: Iterable[str]) -> dict[str, str | Trouble]:
+    def new_look(self, hints: Iterable[str] | None = None) -> None:
+        """Begin another look.
+
+        hints: the absolute paths that may have changed since the last one, and no others; None: anything may have.
+        """
+        self._begin()
+        self._hints = None if hints is None or self.full else tuple(hints)
+        for held in self._held.values():
+            held.finder = None
+        if self.full:
+            self._held.clear()
+            self._loose = None
+
+    def tree(self, root: str, exclude: tuple[str, ...] = (), *, follow_root: bool = False) -> Tree:
+        """Everything under `root`.
+
+        `exclude`: globs relative to root, `**` crosses folders; an excluded folder is not entered.
+        """
+        key = (root, tuple(exclude), follow_root)
+        if key not in self._trees:
+            self._trees[key] = self._look(key, root, follow_root)
+        return self._trees[key]
+
+    def _look(self, key: tuple[object, ...], root: str, follow_root: bool) -> Tree:
+        place = os.path.realpath(root) if follow_root else root.rstrip("/") or "/"
+        try:
+            status = os.lstat(place)
+        except OSError as error:
+            self._held.pop(key, None)
+            why = hashing.reason(error)
+            if why == "not there":
+                return Tree(root, {}, (), "missing", missing=True)
+            return _unreadable(root, why)
+        if not stat.S_ISDIR(status.st_mode):
+            self._held.pop(key, None)
+            return _unreadable(root, f"{hashing.kind_of(status.st_mode)}, not a folder")
+        held = self._hold(key, root, place, status)
+        only = None if self._hints is None or not held.record.root_row else folders_of(place, self._hints)
+        refresh(held.record, place, status, matches(key[1]), only)  # type: ignore[arg-type]
+        held.finder = Finder(held.record)
+        self._read_again(held)
+        troubles = sorted(held.record.troubles.items())
+        listed = tuple(Trouble(f"{root}/{path}" if path else root, why) for path, why in troubles)
+        return Tree(root, Entries(held.record, held.finder), listed, held.record.stamped())
+
+    def _hold(self, key: tuple[object, ...], root: str, place: str, status: os.stat_result) -> _Held:
+        filesystem = self._filesystem(status.st_dev, place)
+        held = self._held.get(key)
+        if held is None or (held.record.filesystem, held.place) != (filesystem, place):
+            known = None
+            if self._cache_dir is not None and not self.full:
+                known = load(self._file(key), (*key, place), filesystem)
+            held = _Held(root, place, status.st_dev, (*key, place), known or Record(filesystem))
+            self._held[key] = held
+        held.device = status.st_dev
+        return held
+
+    def _read_again(self, held: _Held) -> None:
+        """Read the files whose digests could not be trusted.
+
+        One that has other bytes under the same row salts the stamp.
+        """
+        record = held.record
+        files: list[tuple[str, int]] = []
+        places: list[tuple[Page, int]] = []
+        for relative in sorted(record.untrusted):
+            place = held.finder.find(relative) if held.finder else None
+            if place:
+                files.append((relative, place[0].size(place[1])))
+                places.append(place)
+            else:
+                record.forget(relative)
+        paths = [(f"{held.place}/{relative}", size) for relative, size in files]
+        for index, result in hashing.hash_files(paths, self._remote):
+            relative = files[index][0]
+            before = record.untrusted[relative]
+            now = result.digest if isinstance(result, Hashed) else b""
+            self._remember(f"{held.root}/{relative}", result, _Found(held, relative, *places[index]))
+            if now != before:
+                record.salted[relative] = now or sha256(str(result).encode()).digest()
+                record.touch()
+
+    def digests(self, paths: Iterable[str], progress: Progress | None = None) -> dict[str, str | Trouble]:
         """sha256 hex of each regular file (absolute paths, no link followed in the last component), in parallel."""
-        raise NotImplementedError
+        answers: dict[str, str | Trouble] = dict.fromkeys(paths, "")
+        misses: list[tuple[str, int]] = []
+        places: list[_Found | None] = []
+        for path in answers:
+            found = self._find(path)
+            known, size = self._known(path, found)
+            if known is None:
+                misses.append((path, size))
+                places.append(found)
+            else:
+                answers[path] = known
+        for index, result in hashing.hash_files(misses, self._remote, progress or self._progress):
+            path = misses[index][0]
+            answers[path] = self._remember(path, result, places[index])
+        return answers
+
+    def _known(self, path: str, found: _Found | None) -> tuple[str | Trouble | None, int]:
+        """(the answer, when it can be given without reading; the file's size, for sharing out the work)."""
+        if path in self._fresh:
+            return self._fresh[path], 0
+        if found is not None:
+            digest = found.page.digest(found.index)
+            return (digest.hex(), 0) if digest else (None, found.page.size(found.index))
+        try:
+            identity = hashing.identity_of(os.lstat(path))
+        except OSError as error:
+            return Trouble(path, hashing.reason(error)), 0
+        known = self._loose_files().known.get(path)
+        if known is not None and known[0] == self._lasting(path, identity):
+            return known[1].hex(), 0
+        return None, identity[2]
+
+    def _find(self, path: str) -> _Found | None:
+        """The place of a path in a tree that this look has seen."""
+        for held in self._held.values():
+            if held.finder is None or not path.startswith(held.root + "/"):
+                continue
+            relative = path[len(held.root) + 1 :]
+            found = held.finder.find(relative)
+            if found is not None:
+                return _Found(held, relative, *found)
+        return None
+
+    def _remember(self, path: str, result: Hashed | str, found: _Found | None) -> str | Trouble:
+        """Keep what a reading gave as far as it can be trusted, and give the answer."""
+        answer = result.digest.hex() if isinstance(result, Hashed) else Trouble(path, result)
+        if found is None:
+            self._fresh[path] = answer
+            if isinstance(result, Hashed) and result.trusted:
+                loose = self._loose_files()
+                loose.known[path] = (self._lasting(path, result.identity), result.digest)
+                loose.dirty = True
+            return answer
+        record, relative = found.held.record, found.relative
+        record.dirty = True
+        if isinstance(result, Hashed) and result.trusted and found.row() == _row(result.identity, found.held.device):
+            record.untrusted.pop(relative, None)
+            found.page.keep(found.index, result.digest)
+            return answer
+        self._fresh[path] = answer
+        if not isinstance(result, Hashed):
+            record.untrusted[relative] = b""  # to be tried again at the next look
+        elif found.row() == _row(result.identity, found.held.device):
+            record.untrusted[relative] = result.digest
+        return answer
 
     def entry(self, path: str) -> Entry | Trouble | None:
-        """lstat of one path. None: not there."""
-        raise NotImplementedError
+        """lstat of one path, now. None: not there."""
+        try:
+            status = os.lstat(path)
+        except OSError as error:
+            why = hashing.reason(error)
+            return None if why == "not there" else Trouble(path, why)
+        return entry_of(tuple(row_of(status, status.st_dev)))
 
     def read(self, path: str, limit: int = 16 << 20) -> bytes | Trouble:
-        """The bytes of one regular file, no more than `limit` (a larger one is a Trouble)."""
-        raise NotImplementedError
+        """The bytes of one regular file, no more than `limit` (a larger one is a Trouble).
+
+        In a tree, its stamp answers for them.
+        """
+        found = hashing.read_file(path, limit, self._remote)
+        if isinstance(found, str):
+            if found != hashing.too_large(limit):
+                self._remember(path, found, self._find(path))
+            return Trouble(path, found)
+        self._remember(path, found[1], self._find(path))
+        return found[0]
+
+    def save(self) -> Trouble | None:
+        """Write what changed in the cache.
+
+        A cache that cannot be written costs time at the next look, nothing else: told, not raised.
+        """
+        if self._cache_dir is None:
+            return None
+        try:
+            os.makedirs(self._cache_dir, mode=0o700, exist_ok=True)
+            for key, held in self._held.items():
+                if held.record.dirty:
+                    store(self._file(key), held.key, held.record)
+            if self._loose is not None and self._loose.dirty:
+                write_packed(self._file(_LOOSE), _LOOSE, self._loose.known)
+                self._loose.dirty = False
+        except OSError as error:
+            return Trouble(self._cache_dir, hashing.reason(error))
+        return None
+
+    def _loose_files(self) -> _Loose:
+        if self._loose is None:
+            known = read_packed(self._file(_LOOSE), _LOOSE) if self._cache_dir is not None and not self.full else None
+            self._loose = _Loose(known or {})
+        return self._loose
+
+    def _lasting(self, path: str, identity: Identity) -> tuple[int, ...]:
+        """An identity that outlives a reboot: device numbers go by mount order, file system ids stay."""
+        return (*identity[:6], self._filesystem(identity[6], path))
+
+    def _filesystem(self, device: int, path: str) -> int:
+        if device not in self._filesystems:
+            try:
+                self._filesystems[device] = os.statvfs(path).f_fsid or device
+            except OSError:
+                return device
+        return self._filesystems[device]
+
+    def _file(self, key: tuple[object, ...]) -> str:
+        name = sha256(repr(key).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+        return os.path.join(self._cache_dir or "", f"{name}.stat")
+
+
+def _row(identity: Identity, device: int) -> bytes:
+    return packed([*identity[:6], identity[6] - device])
+
+
+def _unreadable(root: str, why: str) -> Tree:
+    # The stamp is of this one look: what was wrong may be mended without a trace in anything that could be stamped
+    return Tree(root, {}, (Trouble(root, why),), f"trouble {os.urandom(16).hex()}")

@@ -1,0 +1,257 @@
+"""Bring what is known of a tree up to date: stat every known name, list again the folders that changed.
+
+Always holds: a folder whose stat identity is unchanged has the names it had, unless it changed within the clock's
+grain before it was listed; then it is listed again. No link is followed below the root, no folder is entered that
+`excluded` names, depth costs no stack. A folder that cannot be read is a trouble with its reason and is tried again
+at the next look.
+Never: opens a file, or builds an object a file where nothing changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from lockd.hashing import GRAIN, reason
+from lockd.pool import processors, scatter
+from lockd.statcache import PAGE, ROW, Page, Record, joined, packed, unpacked
+
+Excluded = Callable[[str], bool]
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FORK_ABOVE = 5000  # names; below, a fork costs more than it brings
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_TYPE = 0o170000
+_DIRECTORY = 0o040000
+
+_END: tuple[str, Page | None, int] = ("", None, 0)
+
+Change = tuple[str, int, bytes | None]  # folder, page number, its rows now; None: list the folder again
+
+
+def refresh(
+    record: Record, root: str, status: os.stat_result, excluded: Excluded, only: set[str] | None = None
+) -> None:
+    """Make the record say what is on disk. status: of the root. only: the folders to look at (hints); None: all."""
+    device = status.st_dev
+    stale = set(record.unsure)
+    row = packed(row_of(status, device))
+    if row != record.root_row:
+        record.root_row = row
+        record.touch()
+        record.folders.setdefault("", [])
+        stale.add("")
+    looked = [folder for folder in record.folders if only is None or folder in only]
+    for folder, number, rows in _changes(record, root, device, looked):
+        if rows is None:
+            stale.add(folder)
+        else:
+            _amend(record, folder, record.folders[folder][number], rows, stale)
+    while stale:
+        folder = stale.pop()
+        if folder in record.folders:  # it may have gone with its parent meanwhile
+            _list(record, root, device, folder, excluded, stale)
+
+
+def row_of(status: os.stat_result, device: int) -> list[int]:
+    """The columns of one row."""
+    s = status
+    return [s.st_mode, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_nlink, s.st_dev - device]
+
+
+def _changes(record: Record, root: str, device: int, folders: list[str]) -> Iterator[Change]:
+    """Stat every known name of the folders, over all processors where it is worth a fork."""
+    pages = [(folder, number) for folder in folders for number in range(len(record.folders[folder]))]
+    names = sum(len(record.folders[folder][number].rows) // ROW for folder, number in pages)
+    workers = processors() if names > _FORK_ABOVE else 1
+    step = max(len(pages) // (workers * 8), 1) if workers > 1 else len(pages)
+    chunks = [pages[start : start + step] for start in range(0, len(pages), step or 1)]
+    for _, changes in scatter(len(chunks), lambda number: _checked(record, root, device, chunks[number]), workers):
+        yield from changes
+
+
+def _checked(record: Record, root: str, device: int, pages: list[tuple[str, int]]) -> list[Change]:
+    """Those of the pages that are not what they were."""
+    changes: list[Change] = []
+    opened, descriptor = None, -1
+    try:
+        for folder, number in pages:
+            page = record.folders[folder][number]
+            if folder != opened:
+                if descriptor >= 0:
+                    os.close(descriptor)
+                opened, descriptor = folder, _opened(root, folder)
+            rows = _stated(page.listed(), descriptor, device) if descriptor >= 0 else None
+            if rows != page.rows:
+                changes.append((folder, number, rows))
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return changes
+
+
+def _opened(root: str, folder: str) -> int:
+    """A descriptor to stat names against.
+
+    -1 when the folder is not there or not open to us, which listing it will explain.
+    """
+    try:
+        return os.open(f"{root}/{folder}" if folder else root, _FOLDER | os.O_PATH)
+    except OSError:
+        return -1
+
+
+def _stated(names: list[str], descriptor: int, device: int) -> bytes | None:
+    """The rows of the names; None when one of them cannot be had any more."""
+    numbers: list[int] = []
+    lstat = os.stat
+    try:
+        for name in names:
+            s = lstat(name, dir_fd=descriptor, follow_symlinks=False)
+            numbers += (s.st_mode, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_nlink, s.st_dev - device)
+    except OSError:
+        return None
+    return packed(numbers)
+
+
+def _amend(record: Record, folder: str, page: Page, rows: bytes, stale: set[str]) -> None:
+    """Take over changed rows: contents known before are forgotten, folders that changed are to be listed."""
+    record.touch()
+    old_rows, page.rows = page.rows, rows
+    for index, name in enumerate(page.listed()):
+        span = slice(index * ROW, index * ROW + ROW)
+        if old_rows[span] != rows[span]:
+            path = joined(folder, name)
+            record.forget(path, page, index)
+            _follow_folder(record, path, next(unpacked(rows[span]))[0], stale)
+
+
+def _follow_folder(record: Record, path: str, mode: int, stale: set[str]) -> None:
+    """A name came or changed: if it is a folder now it is to be listed, if it was one and is no more it is dropped."""
+    if mode & _TYPE == _DIRECTORY:
+        record.folders.setdefault(path, [])
+        stale.add(path)
+    elif path in record.folders:
+        record.drop(path)
+
+
+def _list(record: Record, root: str, device: int, folder: str, excluded: Excluded, stale: set[str]) -> None:
+    """List one folder anew, keep the digests of what stayed the same, and say which folders below have to be listed."""
+    now = time.time_ns()
+    before = record.folders[folder]
+    _clear_troubles(record, folder)
+    record.touch()
+    record.troubles.pop(folder, None)
+    record.unsure.discard(folder)
+    pages: list[Page] = []
+    try:
+        descriptor = os.open(f"{root}/{folder}" if folder else root, _FOLDER)
+    except OSError as error:
+        _failed(record, folder, error)
+    else:
+        try:
+            if os.fstat(descriptor).st_ctime_ns > now - GRAIN:
+                record.unsure.add(folder)
+            pages = list(_pages(record, folder, descriptor, device, excluded))
+        except OSError as error:  # the listing itself broke off: what there is of it cannot be trusted to be all
+            _failed(record, folder, error)
+        finally:
+            os.close(descriptor)
+    record.folders[folder] = pages
+    _settle(record, folder, before, stale)
+
+
+def _failed(record: Record, folder: str, error: OSError) -> None:
+    record.unsure.add(folder)
+    if error.errno in _GONE and folder:  # it went between its parent's look and now: the parent has to be listed again
+        record.unsure.add(folder.rpartition("/")[0])
+        record.troubles[folder] = "changes while it is read"
+    else:
+        record.troubles[folder] = reason(error)
+
+
+def _pages(record: Record, folder: str, descriptor: int, device: int, excluded: Excluded) -> Iterator[Page]:
+    names = os.listdir(descriptor)
+    names = sorted(name for name in names if not excluded(joined(folder, name)))
+    for start in range(0, len(names), PAGE):
+        part = names[start : start + PAGE]
+        rows = _stated(part, descriptor, device)
+        if rows is None:
+            part, rows = _stated_singly(record, folder, part, descriptor, device)
+        if part:
+            yield Page("\0".join(part), rows)
+
+
+def _stated_singly(
+    record: Record, folder: str, names: list[str], descriptor: int, device: int
+) -> tuple[list[str], bytes]:
+    """Rows of those names that can be had; the others are gone by now, or troubles."""
+    kept: list[str] = []
+    numbers: list[int] = []
+    for name in names:
+        try:
+            numbers += row_of(os.stat(name, dir_fd=descriptor, follow_symlinks=False), device)
+        except OSError as error:
+            record.unsure.add(folder)
+            if error.errno != errno.ENOENT:
+                record.troubles[joined(folder, name)] = reason(error)
+        else:
+            kept.append(name)
+    return kept, packed(numbers)
+
+
+def _clear_troubles(record: Record, folder: str) -> None:
+    for path in [path for path in record.troubles if path.rpartition("/")[0] == folder and path not in record.folders]:
+        del record.troubles[path]
+
+
+def _settle(record: Record, folder: str, before: list[Page], stale: set[str]) -> None:
+    """Compare a listing with the one before, both sorted, name by name.
+
+    Keep digests, forget what changed, drop what went.
+    """
+    old = _placed(before)
+    old_name, old_page, old_index = next(old, _END)
+    for name, page, index in _placed(record.folders[folder]):
+        while old_page is not None and old_name < name:
+            _went(record, joined(folder, old_name))
+            old_name, old_page, old_index = next(old, _END)
+        if old_page is not None and old_name == name and old_page.row(old_index) == page.row(index):
+            if digest := old_page.digest(old_index):
+                page.keep(index, digest)
+        else:
+            path = joined(folder, name)
+            record.forget(path)
+            _follow_folder(record, path, next(unpacked(page.row(index)))[0], stale)
+        if old_name == name:
+            old_name, old_page, old_index = next(old, _END)
+    while old_page is not None:
+        _went(record, joined(folder, old_name))
+        old_name, old_page, old_index = next(old, _END)
+
+
+def _placed(pages: list[Page]) -> Iterator[tuple[str, Page, int]]:
+    return ((name, page, index) for page in pages for index, name in enumerate(page.listed()))
+
+
+def _went(record: Record, path: str) -> None:
+    record.forget(path)
+    if path in record.folders:
+        record.drop(path)
+
+
+def folders_of(root: str, paths: Iterable[str]) -> set[str]:
+    """The folders, relative to the root, in which changes of the given absolute paths show.
+
+    The path's own and its parent.
+    """
+    below = root + "/"
+    found = set()
+    for path in paths:
+        if path == root:
+            found.add("")
+        elif path.startswith(below):
+            relative = path[len(below) :]
+            found |= {relative, relative.rpartition("/")[0]}
+    return found
