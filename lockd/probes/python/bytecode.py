@@ -1,0 +1,295 @@
+"""Byte-code beside its source: what is derived, what makes a package by itself, and what runs in place of its source.
+
+Always holds: a `.pyc` that Python would compile anew is benign. A header proves nothing about the code behind it, so
+that whoever is suspected is compared with what its source compiles to: on the usual look the few that give a reason,
+under `--full` all.
+Never: unmarshals or runs byte-code (`codes` reads it), or calls two files equal that it could not compare.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import stat
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from lockd.disk import Disk, Entry, Tree, Trouble
+from lockd.facts import Fact, set_digest, shown, token
+from lockd.look import Look
+from lockd.probes import Seen
+from lockd.probes.python import codes
+from lockd.probes.python.interpreter import Interpreter
+from lockd.probes.python.pth import real_bytes
+
+_HEADER = 16  # PEP 552: magic, flags, then mtime and size, or a hash of the source
+_MAGIC = {"3.8": 3413, "3.9": 3425, "3.10": 3439, "3.11": 3495, "3.12": 3531, "3.13": 3571, "3.14": 3627}
+_DERIVED = re.compile(r"\.(?:pyc(?:\.\d+)?|nbi|nbc)")  # .pyc.1234: a write that was cut off
+_FEW = 64  # files that the usual look compares in one site folder: 2 ms each
+_LISTED = 20  # lines; more become one line with a digest over all
+
+
+class Stale(NamedTuple):
+    """foreign: runs code that its unchanged source does not hold: an attribute. The others are told.
+
+    hidden: runs in place of a source that was edited. notes: packages of byte-code alone, what was not compared.
+    """
+
+    foreign: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+NOTHING_STALE = Stale()
+
+
+class Suspect(NamedTuple):
+    """A `.pyc` that would run, and its source, relative to the tree's root. unchecked: whatever the source says."""
+
+    pyc: str
+    source: str
+    optimize: int
+    unchecked: bool
+    pristine: bool | None
+
+
+def derived(path_in_site: str, names: Container[str]) -> bool:
+    """Is this byte-code or jit index (`.pyc`, `.nbi`, `.nbc`, a `__pycache__`) derived from a source among `names`?"""
+    folder, _, name = path_in_site.rpartition("/")
+    if name == "__pycache__":
+        return True
+    if not _DERIVED.search(name):
+        return False
+    parent, _, last = folder.rpartition("/")
+    folder = parent if last == "__pycache__" else folder
+    parts = name.split(".")
+    stems = (".".join(parts[:count]) for count in range(1, len(parts)))
+    return any((f"{folder}/{stem}.py" if folder else f"{stem}.py") in names for stem in stems)
+
+
+def stale(interpreter: Interpreter, tree: Tree, look: Look, pristine: Callable[[str], bool | None]) -> Stale:
+    """The byte-code of one site folder that runs other code than its source.
+
+    pristine: for a source's path in the tree: are its bytes those that its package shipped? None: not known.
+    """
+    running = list(_running(interpreter, tree, pristine))
+    suspects = [found for found in running if isinstance(found, Suspect)]
+    chosen, rest = (suspects, 0) if look.disk.full else _suspicious(tree, suspects)
+    notes = [f"{shown(trouble.path)}: {trouble.reason}" for trouble in running if isinstance(trouble, Trouble)]
+    notes += list(_lone(tree))
+    notes += [f"{rest} .pyc not compared with their sources (lockd verify --full does)"] if rest else []
+    verdicts = _compared(interpreter, tree, look, chosen)
+    return _sorted_out(chosen, verdicts, notes)
+
+
+def merged(several: Iterable[Stale]) -> Stale:
+    """The findings of several site folders as one."""
+    listed = list(several)
+    foreign, hidden, notes = (sorted({line for one in listed for line in one[place]}) for place in range(3))
+    return Stale(_folded(foreign), tuple(hidden), tuple(notes))
+
+
+# -- which byte-code runs --------------------------------------------------------------------------------------------
+
+
+def _running(
+    interpreter: Interpreter, tree: Tree, pristine: Callable[[str], bool | None]
+) -> Iterator[Suspect | Trouble]:
+    """Each `.pyc` that the interpreter would take without compiling, as `importlib` decides it."""
+    tag = re.escape(_tag(interpreter))
+    pattern = re.compile(rf"(?:(.*)/)?__pycache__/([^/.]+)\.{tag}(?:\.opt-([12]))?\.pyc", re.DOTALL)
+    for name in tree.entries:
+        match = pattern.fullmatch(name) if name.endswith(".pyc") else None
+        if match is None:
+            continue
+        source = f"{match[1]}/{match[2]}.py" if match[1] else f"{match[2]}.py"
+        if source in tree.entries:
+            taken = _taken(tree, name, source, interpreter.minor)
+            if isinstance(taken, Trouble):
+                yield taken
+            elif taken:
+                yield Suspect(name, source, int(match[3] or 0), taken == "unchecked", pristine(source))
+
+
+def _tag(interpreter: Interpreter) -> str:
+    pypy = "pypy" in os.path.basename(os.path.realpath(interpreter.executable))
+    return f"{'pypy' if pypy else 'cpython-'}{interpreter.minor.replace('.', '')}"
+
+
+def _taken(tree: Tree, pyc: str, source: str, minor: str) -> str | Trouble:
+    """ "unchecked", "checked" or "timestamp" where the header lets this `.pyc` run, else ""."""
+    header = _header(os.path.join(tree.root, pyc))
+    if isinstance(header, Trouble):
+        return header
+    if len(header) < _HEADER or int.from_bytes(header[:2], "little") != _MAGIC.get(
+        minor, int.from_bytes(header[:2], "little")
+    ):
+        return ""
+    flags = int.from_bytes(header[4:8], "little")
+    if flags:
+        return "unchecked" if flags == 1 else "checked" if flags == 3 else ""
+    entry = _source_entry(tree, source)
+    if entry is None:
+        return ""
+    mtime, size = int.from_bytes(header[8:12], "little"), int.from_bytes(header[12:16], "little")
+    same = (entry.mtime // 10**9 & 0xFFFFFFFF, entry.size & 0xFFFFFFFF) == (mtime, size)
+    return "timestamp" if same else ""
+
+
+def _header(path: str) -> bytes | Trouble:
+    """The first bytes of a regular file; links are followed, as import does, anything else is a Trouble."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        return Trouble(path, error.strerror or str(error))
+    try:
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return os.read(descriptor, _HEADER) if regular else Trouble(path, "not a regular file")
+    except OSError as error:
+        return Trouble(path, error.strerror or str(error))
+    finally:
+        os.close(descriptor)
+
+
+def _source_entry(tree: Tree, source: str) -> Entry | None:
+    entry = tree.entries[source]
+    if entry.kind != "l":
+        return entry if entry.kind == "f" else None
+    try:
+        found = os.stat(os.path.join(tree.root, source))
+    except OSError:
+        return None
+    return entry._replace(size=found.st_size, mtime=found.st_mtime_ns, ctime=found.st_ctime_ns, links=found.st_nlink)
+
+
+# -- which of it is suspected ----------------------------------------------------------------------------------------
+
+
+def _suspicious(tree: Tree, running: list[Suspect]) -> tuple[list[Suspect], int]:
+    """Those worth comparing on a usual look, the gravest first, and how many of them were left out."""
+    graded = sorted((grade, suspect) for suspect in running if (grade := _grade(tree, suspect)) is not None)
+    return [suspect for _, suspect in graded[:_FEW]], len(graded[_FEW:])
+
+
+def _grade(tree: Tree, suspect: Suspect) -> int | None:
+    if suspect.unchecked:
+        return 0  # huggingface/kernels#623
+    if suspect.pristine is False:
+        return 1  # cpython#75953: edited within the second, or with its time put back, and no longer
+    source, pyc = _source_entry(tree, suspect.source), tree.entries[suspect.pyc]
+    # written after its byte-code, and bears the old time all the same; a new hard link moves ctime as well
+    written_later = source is not None and source.links == 1 and source.ctime > pyc.ctime
+    return 2 if written_later else None
+
+
+# -- comparing -------------------------------------------------------------------------------------------------------
+
+
+def _compared(interpreter: Interpreter, tree: Tree, look: Look, suspects: list[Suspect]) -> dict[str, str]:
+    """pyc → "" (equal) or in what way it is not; remembered for each top folder while the bytes are the same."""
+    groups: dict[str, list[Suspect]] = defaultdict(list)
+    for suspect in suspects:
+        groups[suspect.source.partition("/")[0]].append(suspect)
+    verdicts: dict[str, str] = {}
+    for top, group in sorted(groups.items()):
+        stamp = _stamp(tree, look.disk, group)
+        key = ("python bytecode", tree.root, top, interpreter.version, sys.version)
+        (fact,) = look.memo.recall(key, stamp, partial(_verdicts, interpreter, tree, look.disk, group)).facts
+        assert isinstance(fact, Fact)
+        verdicts |= {name: str(value) for name, value in fact.attributes.items()}
+    return verdicts
+
+
+def _stamp(tree: Tree, disk: Disk, group: list[Suspect]) -> str:
+    paths = {
+        os.path.realpath(os.path.join(tree.root, name)) for suspect in group for name in (suspect.pyc, suspect.source)
+    }
+    return set_digest(token(path, str(digest)) for path, digest in disk.digests(sorted(paths)).items())
+
+
+def _verdicts(interpreter: Interpreter, tree: Tree, disk: Disk, group: list[Suspect]) -> Seen:
+    attributes = {suspect.pyc: _verdict(interpreter, tree, disk, suspect) for suspect in group}
+    return Seen((Fact("python", "bytecode", attributes),))
+
+
+def _verdict(interpreter: Interpreter, tree: Tree, disk: Disk, suspect: Suspect) -> str:
+    """ "" equal; "differs"; or why it could not be told."""
+    path = os.path.join(tree.root, suspect.source)
+    source, pyc = real_bytes(path, disk), real_bytes(os.path.join(tree.root, suspect.pyc), disk)
+    if not isinstance(source, bytes) or not isinstance(pyc, bytes):
+        return "could not be read"
+    if sys.implementation.name != "cpython" or pyc[:4] != importlib.util.MAGIC_NUMBER:
+        ours = ".".join(map(str, sys.version_info[:2]))
+        return f"could not be compared: byte-code of Python {interpreter.minor}, lockd runs {ours}"
+    return _difference(source, path, pyc[_HEADER:], suspect.optimize, _same_release(interpreter))
+
+
+def _difference(source: bytes, path: str, body: bytes, optimize: int, same_release: bool) -> str:
+    try:
+        wanted = codes.compiled(source, path, optimize)
+    except codes.Unreadable as error:
+        return f"differs: {error}"
+    if wanted == body:
+        return ""
+    try:
+        if codes.fingerprint(wanted) == codes.fingerprint(body):
+            return ""
+        alike = not same_release and codes.fingerprint(wanted, loose=True) == codes.fingerprint(body, loose=True)
+    except codes.Unreadable as error:
+        return f"differs: {error}"
+    return "could only be compared loosely: another patch release compiled it" if alike else "differs"
+
+
+def _same_release(interpreter: Interpreter) -> bool:
+    return interpreter.version == ".".join(map(str, sys.version_info[:3]))
+
+
+# -- what comes of it ------------------------------------------------------------------------------------------------
+
+
+def _sorted_out(suspects: list[Suspect], verdicts: dict[str, str], notes: list[str]) -> Stale:
+    foreign, hidden = set(), set()
+    unsure: dict[str, int] = defaultdict(int)
+    for suspect in suspects:
+        verdict, name = verdicts[suspect.pyc], shown(suspect.source)
+        if verdict.startswith("differs") and suspect.pristine is False:
+            hidden.add(f"{name}: byte-code from before the edit would run")
+        elif verdict.startswith("differs"):
+            foreign.add(f"{name}: byte-code runs other code than the source{_why(suspect, verdict)}")
+        elif verdict and suspect.unchecked:
+            foreign.add(f"{name}: unchecked-hash byte-code runs whatever the source says; it {verdict}")
+        elif verdict:
+            unsure[verdict] += 1
+    notes += [f"{count} .pyc {verdict}" for verdict, count in sorted(unsure.items())]
+    return Stale(_folded(sorted(foreign)), tuple(sorted(hidden)), tuple(notes))
+
+
+def _why(suspect: Suspect, verdict: str) -> str:
+    reasons = ["unchecked-hash"] if suspect.unchecked else []
+    reasons += [verdict.partition(": ")[2]] if ": " in verdict else []
+    return f" ({', '.join(reasons)})" if reasons else ""
+
+
+def _folded(lines: list[str]) -> tuple[str, ...]:
+    if len(lines) <= _LISTED:
+        return tuple(lines)
+    return (*lines[: _LISTED - 1], f"and {len(lines) - _LISTED + 1} more, all together {set_digest(lines)}")
+
+
+def _lone(tree: Tree) -> Iterator[str]:
+    """Top folders that hold nothing but byte-code: they import as an empty package, so that nothing seems missing."""
+    whole: set[str] = set()
+    lone: set[str] = set()
+    for name, entry in tree.entries.items():
+        top, inside, _ = name.partition("/")
+        if inside and entry.kind != "d":
+            (lone if "/__pycache__/" in name else whole).add(top)
+    for top in sorted(lone - whole):
+        if top.isidentifier():
+            yield f"{shown(top)}: only byte-code is left, and it imports as an empty package"
