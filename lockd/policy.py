@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import stat
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockd import __version__, rules, trust
+from lockd import policy_cache, rules, trust
 from lockd.errors import PolicyError
-from lockd.frozen import freeze, thaw
 from lockd.probes import PROBES
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
 LIMIT = 1 << 20  # bytes of a policy
 _SHOWN = 200  # mistakes of one file that are printed
-_KEPT = "policy.json"
-_SOURCES = ("rules.py", "wellformed.py", "policy_shape.py", "policy_sense.py", "policy.py")  # of what is kept
 
 
 def load(path: str, *, trust_unmapped: bool = False) -> rules.Policy:
@@ -41,12 +37,11 @@ def load_cached(path: str, cache_dir: str | None, *, trust_unmapped: bool = Fals
     data, owner = _read(path, trust_unmapped)
     if cache_dir is None:
         return _parsed(path, data, owner)
-    kept = os.path.join(cache_dir, _KEPT)
-    stamp = _stamp(path, data, owner)
-    policy = _recalled(kept, stamp)
+    stamp = policy_cache.stamp(path, data, owner)
+    policy = policy_cache.recall(cache_dir, stamp)
     if policy is None:
         policy = _parsed(path, data, owner)
-        _keep(kept, stamp, policy)
+        policy_cache.keep(cache_dir, stamp, policy)
     return policy
 
 
@@ -187,43 +182,3 @@ def _by_name(lines: Mapping[KeyPath, int]) -> dict[str, int]:
     from lockd.toml_lines import dotted
 
     return {dotted(key): line for key, line in lines.items()}
-
-
-# -- what was validated before -----------------------------------------------------------------------------------------
-
-
-def _stamp(path: str, data: bytes, owner: int) -> str:
-    """What the kept policy depends on: the file, and the code that validated it."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    parts: list[object] = [os.path.abspath(path), owner, __version__, *PROBES]
-    for source in _SOURCES:
-        found = os.stat(os.path.join(folder, source))
-        parts += [found.st_size, found.st_mtime_ns]
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape") + b"\0" + data).hexdigest()
-
-
-def _recalled(kept: str, stamp: str) -> rules.Policy | None:
-    types = {name: value for name, value in vars(rules).items() if isinstance(value, type)}
-    try:
-        with open(kept, "rb") as file:
-            content = json.loads(file.read(LIMIT * 16))
-        if content["stamp"] != stamp:
-            return None
-        policy = thaw(content["policy"], types)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None  # not there, cut short or of another version: validate anew
-    return policy if isinstance(policy, rules.Policy) else None
-
-
-def _keep(kept: str, stamp: str, policy: rules.Policy) -> None:
-    """Written aside and renamed. A cache that can't be written costs time, no more."""
-    aside = f"{kept}.{os.getpid()}.tmp"
-    try:
-        with open(aside, "w", encoding="ascii") as file:
-            json.dump({"stamp": stamp, "policy": freeze(policy)}, file)
-        os.replace(aside, kept)
-    except OSError:
-        try:
-            os.unlink(aside)
-        except OSError:
-            pass

@@ -1,7 +1,7 @@
 """The JSON Schema of a policy file, for editors: `lockd policy schema`, kept in docs/schemas/policy.schema.json.
 
-Always holds: it is made from `rules` by pydantic, with the short forms that a person may write beside the tables; every key
-has its description; unknown keys are refused. What JSON Schema can't say (names that refer, PEP 440) is left to lockd.
+Always holds: it is made from `rules` by pydantic, with the short forms that a person may write beside the tables; every
+key has its description; unknown keys are refused. What JSON Schema can't say (names that refer, PEP 440) lockd checks.
 Never: is written by hand.
 """
 
