@@ -21,11 +21,12 @@ from lockd import hashing
 from lockd.entries import Entries, Entry, Finder, entry_of
 from lockd.globs import matches
 from lockd.hashing import Hashed, Identity, Progress
-from lockd.statcache import Page, Record, load, packed, read_packed, store, write_packed
+from lockd.statcache import Page, Record, load, packed, prune, read_packed, store, write_packed
 from lockd.walk import folders_of, refresh, row_of
 
 __all__ = ["Disk", "Entry", "Progress", "Tree", "Trouble"]
 
+_KEPT = 64  # cache files; those of roots that no policy names any more go first
 _LOOSE = ("loose files",)  # the cache key of files that no tree holds
 
 
@@ -299,6 +300,7 @@ class Disk:
             for key, held in self._held.items():
                 if held.record.dirty:
                     store(self._file(key), held.key, held.record)
+                    prune(self._cache_dir, (".stat",), _KEPT)
             if self._loose is not None and self._loose.dirty:
                 write_packed(self._file(_LOOSE), _LOOSE, self._loose.known)
                 self._loose.dirty = False

@@ -34,11 +34,8 @@ _FORK_ABOVE = 8 << 20  # bytes (files counted in) below which a fork costs more 
 _CHUNKS = 24  # chunks a worker
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _KINDS |= {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-_REMOTE = (
-    tuple(  # file systems that another machine, or a process behind FUSE, can change without this kernel's knowledge
-        "nfs cifs smb fuse 9p ceph lustre gpfs beegfs afs virtiofs ocfs2 gfs2 orangefs glusterfs".split()
-    )
-)
+# File systems that another machine, or a process behind FUSE, can change without this kernel's knowledge
+_REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs", "virtiofs", "ocfs2", "gfs2")
 
 
 class Hashed(NamedTuple):

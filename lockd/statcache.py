@@ -13,6 +13,7 @@ from __future__ import annotations
 import marshal
 import os
 import sys
+import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -214,3 +215,24 @@ def write_packed(path: str, key: tuple[Any, ...], fields: Any) -> None:
     except BaseException:
         os.unlink(aside)
         raise
+
+
+def prune(folder: str, suffixes: tuple[str, ...], keep: int) -> None:
+    """Remove the oldest files of these suffixes beyond `keep`, and what a killed writer left aside over an hour ago."""
+    found: list[tuple[int, str]] = []
+    with os.scandir(folder) as names:
+        for name in names:
+            try:
+                written = name.stat(follow_symlinks=False).st_mtime_ns
+            except OSError:  # another process prunes too
+                continue
+            if name.name.endswith(suffixes):
+                found.append((written, name.path))
+            elif name.name.endswith(".tmp") and written < time.time_ns() - 3600 * 10**9:
+                found.append((0, name.path))
+    found.sort(reverse=True)
+    for _, path in found[keep:] + [pair for pair in found[:keep] if not pair[0]]:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
