@@ -1,0 +1,232 @@
+"""`[[tree]]`: a dataset or a folder of configuration, by names, types and sizes, and where asked by contents.
+
+Always holds: the digest is that of a set of tokens, one for each name (folders included), so order never matters and
+`exact` and `grow` agree. A link counts by what it says. Times are told, never compared. What part of a tree could not
+be read makes the whole an Unknown. A root that is a link is followed, for the policy names it; where it leads is an
+attribute. `sample` reads, of an exact tree, one file in 64 chosen by a hash of its path and the 8 largest; of a
+growing one, where the largest would change with every new file, one in 16. A full look reads every byte of `full` and
+`sample`; a sample's digest stays that of its sample, so that the two looks agree, and what could not be read is told
+by an Unknown either way. `max_age`: a gate that takes the last look of a large tree instead of a new one does so
+before step 2 of `look`.
+Never: follows a link below the root, opens what is not a regular file, or keeps a token for each name of an exact tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from lockd.disk import Trouble
+from lockd.facts import ABSENT, Fact, Facts, Value, set_digest, shown, token
+from lockd.probes import Manifest, Seen, common
+
+if TYPE_CHECKING:
+    from lockd.disk import Disk, Entry, Tree
+    from lockd.findings import Breach, Difference
+    from lockd.look import Look
+    from lockd.rules import Policy, Severity, TreeRule
+
+KINDS = ("tree",)
+ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+    "tree": {
+        "absent": "true where nothing is at the path",
+        "present": 'true, under `change = "present"`, where a folder is there',
+        "type": "what is at the path where that is no folder: file, fifo, socket or device",
+        "target": "what the path says where it is a link",
+        "digest": "over one token for each name: its path, type and size, and its contents as far as they were read",
+        "files": "regular files (not under `grow`)",
+        "folders": "folders (not under `grow`)",
+        "bytes": "sum of the sizes of regular files (not under `grow`)",
+        "entries": "names, under `grow`; the lock's own alone are compared",
+        "links": "told: symbolic links",
+        "newest": "told: when the file written last was written",
+        "read": "told: files whose contents were read",
+    }
+}
+
+SAMPLE, SAMPLE_GROWING, LARGEST = 64, 16, 8
+_CHUNK = 1 << 16
+
+
+def look(rule: TreeRule, look: Look) -> Seen:
+    """Read the one fact of a rule."""
+    subject = shown(rule.path)
+    # 1. what is at the path
+    root = common.find_root(rule.path)
+    if isinstance(root, Trouble):
+        return Seen((common.could_not_read("tree", subject, [root]),))
+    if root is None:
+        return Seen((Fact("tree", subject, ABSENT),))
+    link: dict[str, Value] = {"target": root.target} if root.target else {}
+    if root.type != "folder":
+        return Seen((Fact("tree", subject, {"type": root.type, **link}),))
+    if rule.change == "present":
+        return Seen((Fact("tree", subject, {"present": True, **link}),))
+    # 2. the walk
+    tree = look.disk.tree(root.path, rule.exclude)
+    if tree.missing:
+        return Seen((Fact("tree", subject, ABSENT),))
+    if tree.troubles:
+        return Seen((common.could_not_read("tree", subject, tree.troubles, root.path),))
+    # 3. what follows from it
+    key = ("tree", rule.path, root.path, root.target, rule.check, rule.change, rule.exclude)
+    return common.recall(
+        look, key, tree.stamp, lambda: _seen(rule, subject, link, tree, look.disk), contents=rule.check != "stat"
+    )
+
+
+def claims(rule: TreeRule, kind: str, subject: str) -> bool:
+    """Is it this rule's tree?"""
+    return kind == "tree" and subject == shown(rule.path)
+
+
+def severity(rule: TreeRule, policy: Policy, kind: str, subject: str, change: str) -> Severity:
+    """The rule's own word, else the policy's."""
+    return common.severity(rule, policy)
+
+
+def breaches(rule: TreeRule, policy: Policy, found: Facts) -> Iterator[Breach]:
+    """A tree has no pins of its own."""
+    return iter(())
+
+
+def word(difference: Difference) -> str:
+    """`/data/dflash: 500 new and 1 changed: shard-0003.jsonl.gz (20 → 520 files, 10,240 → 10,744 bytes)`."""
+    plain = common.plain_word(difference)
+    if plain is not None:
+        return plain
+    subject = difference.name.partition(":")[2]
+    changed = difference.attributes
+    if "type" in changed:
+        return (
+            f"{subject} was a folder, is a {changed['type'][1]}"
+            if changed["type"][1]
+            else f"{subject} is a folder again"
+        )
+    parts = [f"link to {changed['target'][0]} → {changed['target'][1]}"] if "target" in changed else []
+    growing = isinstance(difference.found, Fact) and difference.found.tokens is not None
+    named = common.counted(difference.files, growing=growing) or common.known_gone(difference, "names")
+    if named:
+        parts.append(named)
+    totals = [f"{common.amount(*changed[name])} {name}" for name in ("files", "folders", "bytes") if name in changed]
+    if totals:
+        parts.append(", ".join(totals))
+    elif not named and "digest" in changed:
+        parts.append("same number and bytes, other names, sizes or contents")
+    return f"{subject}: {'; '.join(parts)}" if parts else subject
+
+
+def watched(rule: TreeRule) -> Iterable[str]:
+    """The folder, and where it leads when it is a link."""
+    return common.with_target(rule.path)
+
+
+# -- what is there
+
+
+def _seen(rule: TreeRule, subject: str, link: Mapping[str, Value], tree: Tree, disk: Disk) -> Seen:
+    """The fact of one walked tree, and its manifest on demand."""
+    contents = _contents(rule, tree, disk)
+    if isinstance(contents, Trouble):
+        return Seen((common.could_not_read("tree", subject, [contents]),))
+    name = f"tree:{subject}"
+    words = _words(tree, contents)
+    if rule.change == "grow":
+        tokens = frozenset(token(path, word) for path, word in words)
+        attributes: dict[str, Value] = {"entries": len(tokens), "digest": set_digest(tokens), **link}
+        fact = Fact("tree", subject, attributes, _told(tree, contents), tokens)
+    else:
+        fact = Fact("tree", subject, {**_totals(tree), "digest": _digest(words), **link}, _told(tree, contents))
+    return Seen((fact,), lambda: {name: _manifest(tree, contents)})
+
+
+# -- contents
+
+
+def _contents(rule: TreeRule, tree: Tree, disk: Disk) -> Mapping[str, str] | Trouble:
+    """sha256 by relative path of the files whose contents count."""
+    chosen = _chosen(rule, tree)
+    read = _files(tree) if disk.full and rule.check == "sample" else chosen
+    if not read:
+        return {}
+    digests = disk.digests([os.path.join(tree.root, path) for path in read])
+    trouble = next((one for one in digests.values() if isinstance(one, Trouble)), None)
+    if trouble is not None:
+        return trouble
+    return {path: str(digests[os.path.join(tree.root, path)]) for path in chosen}
+
+
+def _files(tree: Tree) -> list[str]:
+    return [path for path, entry in tree.entries.items() if entry.kind == "f"]
+
+
+def _chosen(rule: TreeRule, tree: Tree) -> list[str]:
+    if rule.check == "stat":
+        return []
+    if rule.check == "full":
+        return _files(tree)
+    one_in = SAMPLE if rule.change == "exact" else SAMPLE_GROWING
+    chosen = {path for path, entry in tree.entries.items() if entry.kind == "f" and _hash(path) % one_in == 0}
+    return sorted(chosen | _largest(tree)) if rule.change == "exact" else sorted(chosen)
+
+
+def _hash(path: str) -> int:
+    return int.from_bytes(hashlib.sha256(os.fsencode(path)).digest()[:8], "big")
+
+
+def _largest(tree: Tree) -> set[str]:
+    import heapq
+
+    sizes = ((-entry.size, path) for path, entry in tree.entries.items() if entry.kind == "f")
+    return {path for _, path in heapq.nsmallest(LARGEST, sizes)}
+
+
+# -- tokens and totals
+
+
+def _words(tree: Tree, contents: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each name with what counts about it."""
+    for path, entry in tree.entries.items():
+        yield path, _word(tree.root, path, entry, contents)
+
+
+def _word(root: str, path: str, entry: Entry, contents: Mapping[str, str]) -> str:
+    if entry.kind == "f":
+        return f"f:{entry.size}:{contents[path]}" if path in contents else f"f:{entry.size}"
+    return f"l:{common.link_text(os.path.join(root, path))}" if entry.kind == "l" else entry.kind
+
+
+def _digest(words: Iterable[tuple[str, str]]) -> str:
+    """`facts.set_digest` over the tokens, eight bytes a name: a million names stay in bounded memory."""
+    tokens = sorted(array("Q", (int(token(path, word), 16) for path, word in words)))
+    digest = hashlib.sha256()
+    for start in range(0, len(tokens), _CHUNK):
+        digest.update("".join(f"{one:016x}" for one in tokens[start : start + _CHUNK]).encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _totals(tree: Tree) -> dict[str, Value]:
+    files = folders = size = 0
+    for entry in tree.entries.values():
+        files += entry.kind == "f"
+        folders += entry.kind == "d"
+        size += entry.size if entry.kind == "f" else 0
+    return {"files": files, "folders": folders, "bytes": size}
+
+
+def _told(tree: Tree, contents: Mapping[str, str]) -> dict[str, Value]:
+    links = sum(entry.kind == "l" for entry in tree.entries.values())
+    newest = max((entry.mtime for entry in tree.entries.values() if entry.kind == "f"), default=None)
+    told: dict[str, Value] = {"links": links, "read": len(contents)}
+    return told if newest is None else {**told, "newest": common.iso(newest)}
+
+
+def _manifest(tree: Tree, contents: Mapping[str, str]) -> Manifest:
+    """Path → sha256 where the contents were read, else the size; folders, links and others by their word."""
+    return {
+        path: contents.get(path, str(entry.size)) if entry.kind == "f" else _word(tree.root, path, entry, contents)
+        for path, entry in tree.entries.items()
+    }
