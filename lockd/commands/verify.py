@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lockd.check import Report
     from lockd.session import Session
+    from lockd.state import State
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     _record(session, report)
+    if args.full and session.state is not None:
+        _mark_full_look(session.state)
     for note in session.notes:
         cli.warn(note)
     if args.debug:
@@ -60,6 +63,20 @@ def _print(report: Report, verdict: str, args: argparse.Namespace) -> None:
         from lockd.report import text
 
         cli.emit(text.verify(report, verdict, colour=text.wants_colour(sys.stdout), every=args.all))
+
+
+def _mark_full_look(state: State) -> None:
+    """Remember when every byte was read last, for doctor."""
+    import os
+
+    from lockd import cli
+    from lockd.doctor import FULL_LOOK
+
+    try:
+        with open(os.path.join(state.folder, FULL_LOOK), "w", encoding="ascii"):
+            pass
+    except OSError as error:
+        cli.warn(f"the time of this full look could not be kept: {error.strerror}")
 
 
 def _record(session: Session, report: Report) -> None:
