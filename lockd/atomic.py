@@ -1,7 +1,7 @@
 """Files written whole or not at all: aside, fsync, rename, fsync of the folder.
 
-Always holds: whoever reads the path sees the old bytes or the new ones, whatever is killed and whenever. A link at the path stays
-a link; what it points to is replaced. An existing file keeps its owner and mode.
+Always holds: whoever reads the path sees the old bytes or the new ones, whatever is killed and whenever. A link at the
+path stays a link; what it points to is replaced. An existing file keeps its owner and mode.
 Never: leaves a half-written file under the real name, or follows a link that somebody put where the aside file goes.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Optional
 
 
 class Aside:
     """New bytes for `path`, on disk under another name until `commit` renames them in. `discard` forgets them.
 
-    One writer at a time is the caller's business (a file lock): the aside name is fixed, so that a killed writer leaves at most one.
+    One writer at a time is the caller's business (a file lock): the aside name is fixed, so that a killed writer leaves
+    at most one.
     """
 
-    def __init__(self, path: str, data: bytes, *, mode: int = 0o644, owner: Optional[tuple[int, int]] = None) -> None:
+    def __init__(self, path: str, data: bytes, *, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:
         self.path = os.path.realpath(path)
         folder, name = os.path.split(self.path)
         self.folder, self.name = folder, os.path.join(folder, f".{name}.aside")
@@ -56,7 +56,7 @@ def write(path: str, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def write_scratch(path: str, data: bytes) -> None:
-    """The same without fsync, for caches that may be lost but never half there; several writers may race, the last one wins."""
+    """The same without fsync, for caches, which may be lost but never half there. Of several writers the last wins."""
     aside = f"{path}.{os.getpid()}.tmp"
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -87,7 +87,7 @@ def _fill(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _dress(descriptor: int, path: str, mode: int, owner: Optional[tuple[int, int]]) -> None:
+def _dress(descriptor: int, path: str, mode: int, owner: tuple[int, int] | None) -> None:
     """Owner and mode of the file that is replaced, else the wanted ones."""
     try:
         old = os.lstat(path)

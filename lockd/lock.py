@@ -1,8 +1,8 @@
 """The `.lock` file: the facts known to be good, one generation of them, as sorted TOML that is reviewed and committed.
 
-Always holds: what is written reads back equal; the same facts give the same bytes below the header; one fact a line, what is
-only told apart from it, so that a diff shows what changed and nothing else. `digest` covers every other byte, so that a hand edit
-or a cut is known. Unknown facts are never in a lock.
+Always holds: what is written reads back equal; the same facts give the same bytes below the header; one fact a line,
+what is only told apart from it, so that a diff shows what changed and nothing else. `digest` covers every other byte,
+so that a hand edit or a cut is known. Unknown facts are never in a lock.
 Never: judges, or reads a lock that others may write.
 """
 
@@ -12,9 +12,10 @@ import hashlib
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any
 
 from lockd import atomic
 from lockd.errors import LockError, LookError
@@ -24,11 +25,24 @@ SCHEMA = 1
 LIMIT = 64 << 20  # bytes of a lock that are read
 ENTRIES = 100_000  # entries of one set that a lock holds; more stay in the store
 LEFT_TO_STORE = "entries_in_store"  # told: the set was too large for the lock
-HEADER = ("policy", "policy_digest", "generation", "accepted_at", "by", "why", "environment", "launch", "previous", "host")
+HEADER = (
+    "policy",
+    "policy_digest",
+    "generation",
+    "accepted_at",
+    "by",
+    "why",
+    "environment",
+    "launch",
+    "previous",
+    "host",
+)
 TABLES = ("told", "entries")  # tables that are no kind of fact
 MEND = "`git checkout` it, or accept anew"
 
-_COMMENT = "# The known-good state, written by `lockd accept`. Review it, commit it; a line edited by hand makes it invalid.\n"
+_COMMENT = (
+    "# The known-good state, written by `lockd accept`. Review it, commit it; a line edited by hand makes it invalid.\n"
+)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 _DIGEST_LINE = re.compile(rb'^digest = "(sha256:[0-9a-f]{64})"\n', re.MULTILINE)
@@ -40,7 +54,10 @@ class BrokenLock(LockError):
 
 @dataclass(frozen=True)
 class Lock:
-    """One generation. `accepted_at` is ISO UTC; `previous` the digest of the lock before; `digest` this one's, once it has bytes."""
+    """One generation.
+
+    accepted_at: ISO UTC. previous: the digest of the lock before. digest: this one's, once it has bytes.
+    """
 
     policy: str
     policy_digest: str
@@ -51,30 +68,33 @@ class Lock:
     environment: str
     launch: str
     facts: Facts
-    previous: Optional[str] = None
-    host: Optional[str] = None
+    previous: str | None = None
+    host: str | None = None
     schema: int = SCHEMA
     digest: str = field(default="", compare=False)
 
 
-# -- reading -------------------------------------------------------------------------------------------------------------
+# -- reading
 
 
-def read(path: str, *, policy: Optional[str] = None, trust_unmapped: bool = False) -> Optional[Lock]:
-    """The lock at `path`; None where there is none. `policy`: the name that it must bear. LockError, or LookError if unreadable."""
+def read(path: str, *, policy: str | None = None, trust_unmapped: bool = False) -> Lock | None:
+    """The lock at `path`; None where there is none. `policy`: the name that it must bear.
+
+    LockError for one that can't be trusted, LookError for one that can't be read.
+    """
     data = read_bytes(path, trust_unmapped=trust_unmapped)
-    return None if data is None else _of_policy(parse(data, path), policy, path)
+    return None if data is None else of_policy(parse(data, path), policy, path)
 
 
 def read_cached(
-    path: str, cache_dir: Optional[str], *, policy: Optional[str] = None, trust_unmapped: bool = False
-) -> Optional[Lock]:
+    path: str, cache_dir: str | None, *, policy: str | None = None, trust_unmapped: bool = False
+) -> Lock | None:
     """The same, without parsing the TOML when `cache_dir` holds what these very bytes said before."""
     data = read_bytes(path, trust_unmapped=trust_unmapped)
     if data is None:
         return None
     if cache_dir is None:
-        return _of_policy(parse(data, path), policy, path)
+        return of_policy(parse(data, path), policy, path)
     from lockd import lock_cache
 
     key = hashlib.sha256(data).hexdigest()
@@ -82,10 +102,10 @@ def read_cached(
     if lock is None:
         lock = parse(data, path)
         lock_cache.keep(cache_dir, key, lock)
-    return _of_policy(lock, policy, path)
+    return of_policy(lock, policy, path)
 
 
-def read_bytes(path: str, *, trust_unmapped: bool = False) -> Optional[bytes]:
+def read_bytes(path: str, *, trust_unmapped: bool = False) -> bytes | None:
     """The bytes of a lock that only its owner may have written. None: not there."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -126,7 +146,11 @@ def parse(data: bytes, where: str) -> Lock:
     document = _document(data, where)
     schema = document.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
-        raise LockError(f"has schema {schema}, this lockd knows {SCHEMA}", where=where, hint="use the lockd that wrote it, or a newer one")
+        raise LockError(
+            f"has schema {schema}, this lockd knows {SCHEMA}",
+            where=where,
+            hint="use the lockd that wrote it, or a newer one",
+        )
     digest = digest_of(data)
     if digest is None or document.get("digest") != digest:
         raise BrokenLock("was edited by hand or cut short: its digest does not fit", where=where, hint=MEND)
@@ -137,16 +161,16 @@ def parse(data: bytes, where: str) -> Lock:
         raise BrokenLock(f"was edited by hand or cut short: {error}", where=where, hint=MEND) from None
 
 
-def digest_of(data: bytes) -> Optional[str]:
+def digest_of(data: bytes) -> str | None:
     """`sha256:…` over all bytes but the digest line itself. None where there is not exactly one such line."""
     rest, lines = _DIGEST_LINE.subn(b"", data)
     return "sha256:" + hashlib.sha256(rest).hexdigest() if lines == 1 else None
 
 
 def _document(data: bytes, where: str) -> dict[str, Any]:
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ImportError:  # Python 3.10
+    else:
         import tomli as tomllib
     try:
         return tomllib.loads(data.decode("utf-8"))
@@ -156,7 +180,8 @@ def _document(data: bytes, where: str) -> dict[str, Any]:
         raise BrokenLock(f"was edited by hand or cut short: it is not TOML ({error})", where=where, hint=MEND) from None
 
 
-def _of_policy(lock: Lock, policy: Optional[str], where: str) -> Lock:
+def of_policy(lock: Lock, policy: str | None, where: str) -> Lock:
+    """The lock itself, if it bears the policy's name (None: any)."""
     if policy is not None and lock.policy != policy:
         hint = "the lock lies beside its policy under the same name; put each where it belongs"
         raise LockError(f"is the lock of policy {lock.policy!r}, not of {policy!r}", where=where, hint=hint)
@@ -168,7 +193,13 @@ def _facts(document: Mapping[str, Any]) -> Iterator[Fact]:
     tables = {name: table for name, table in document.items() if isinstance(table, dict) and name not in TABLES}
     for (kind, subject), attributes in _rows(tables):
         chunks = entries.get(f"{kind}:{subject}")
-        yield Fact(kind, subject, attributes, told.get((kind, subject), {}), None if chunks is None else frozenset(_unchunked(chunks)))
+        yield Fact(
+            kind,
+            subject,
+            attributes,
+            told.get((kind, subject), {}),
+            None if chunks is None else frozenset(_unchunked(chunks)),
+        )
 
 
 def _rows(tables: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], dict[str, Value]]]:
@@ -196,7 +227,7 @@ def _unchunked(chunks: Mapping[str, str]) -> Iterator[str]:
         yield from (chunk[start : start + 16] for start in range(0, len(chunk), 16))
 
 
-# -- writing -------------------------------------------------------------------------------------------------------------
+# -- writing
 
 
 def write(path: str, lock: Lock) -> Lock:
@@ -207,7 +238,7 @@ def write(path: str, lock: Lock) -> Lock:
 
 
 def dumps(lock: Lock) -> bytes:
-    """The bytes of a lock. ValueError for facts that a lock cannot hold: unknown ones, odd values, a kind named like the header."""
+    """The bytes of a lock. ValueError for what none can hold: unknown facts, odd values, a kind named like the header."""
     unknown = next(lock.facts.unknown(), None)
     if unknown is not None:
         raise ValueError(f"{unknown.name} is unknown and can't be known good")
@@ -278,7 +309,9 @@ def _width(count: int) -> int:
 
 
 def _inline(values: Mapping[str, Value]) -> str:
-    return "{ " + ", ".join(f"{_key(name)} = {_toml(values[name])}" for name in sorted(values)) + " }" if values else "{}"
+    return (
+        "{ " + ", ".join(f"{_key(name)} = {_toml(values[name])}" for name in sorted(values)) + " }" if values else "{}"
+    )
 
 
 def _toml(value: Value) -> str:

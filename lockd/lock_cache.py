@@ -1,7 +1,7 @@
 """What the bytes of a lock said, kept so that the hot path parses no TOML.
 
-Always holds: an answer is given only for the very bytes that were parsed, by this lockd, and only when the cache file itself is
-whole; anything else is no answer. The folder is the state's own (0700).
+Always holds: an answer is given only for the very bytes that were parsed, by this lockd, and only when the cache file
+itself is whole; anything else is no answer. The folder is the state's own (0700).
 Never: decides whether a lock may be trusted.
 """
 
@@ -11,7 +11,6 @@ import hashlib
 import marshal
 import os
 from dataclasses import fields
-from typing import Optional
 
 import lockd
 from lockd import atomic
@@ -22,7 +21,7 @@ NAME = "lock"
 _HEADER = tuple(field.name for field in fields(Lock) if field.name != "facts")
 
 
-def recall(cache_dir: str, key: str) -> Optional[Lock]:
+def recall(cache_dir: str, key: str) -> Lock | None:
     """The lock whose bytes have the digest `key`, if it was kept."""
     try:
         with open(os.path.join(cache_dir, NAME), "rb") as file:
@@ -40,7 +39,9 @@ def recall(cache_dir: str, key: str) -> Optional[Lock]:
 def keep(cache_dir: str, key: str, lock: Lock) -> None:
     """Keep what the bytes with digest `key` said; a cache that can't be written is no error."""
     header = {name: getattr(lock, name) for name in _HEADER}
-    rows = [(fact.kind, fact.subject, dict(fact.attributes), dict(fact.told), fact.tokens) for fact in lock.facts.known()]
+    rows = [
+        (fact.kind, fact.subject, dict(fact.attributes), dict(fact.told), fact.tokens) for fact in lock.facts.known()
+    ]
     payload = marshal.dumps((lockd.__version__, key, header, rows))
     try:
         atomic.write_scratch(os.path.join(cache_dir, NAME), hashlib.sha256(payload).digest() + payload)

@@ -1,7 +1,7 @@
-"""Who acts: the user, the user behind sudo, the login, and the way in (ssh, tmux, `pct exec`, cron, a unit, a coding agent).
+"""Who acts: the user, the user behind sudo, the login, and the way in (ssh, tmux, `pct exec`, cron, a unit, an agent).
 
-Always holds: what is said was read from /proc or the process's own ids; names of parents are evidence, not proof, and whoever
-may rename a process may lie about them. What could not be read is left out, never guessed.
+Always holds: what is said was read from /proc or the process's own ids; names of parents are evidence, not proof, and
+whoever may rename a process may lie about them. What could not be read is left out, never guessed.
 Never: runs a tool, or reads another user's memory or environment.
 """
 
@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from lockd.facts import shown
 
@@ -19,7 +19,19 @@ UNSET_LOGIN = 4294967295  # (uid_t)-1: no login was ever recorded for this proce
 FROM_OUTSIDE = "pct exec/lxc-attach"
 DEPTH = 64  # parents looked at, a bound against a torn /proc
 
-AGENTS = ("claude", "codex", "cursor", "cursor-agent", "aider", "gemini", "opencode", "windsurf", "copilot", "goose", "amp")
+AGENTS = (
+    "claude",
+    "codex",
+    "cursor",
+    "cursor-agent",
+    "aider",
+    "gemini",
+    "opencode",
+    "windsurf",
+    "copilot",
+    "goose",
+    "amp",
+)
 PARENTS: Mapping[str, str] = {
     **dict.fromkeys(("sshd", "sshd-session", "dropbear"), "ssh"),
     **dict.fromkeys(("tmux", "screen", "SCREEN", "zellij"), "tmux/screen"),
@@ -47,9 +59,9 @@ class Origin:
     user: str
     uid: int
     pid: int
-    sudo_user: Optional[str] = None
-    login_uid: Optional[int] = None
-    login_user: Optional[str] = None
+    sudo_user: str | None = None
+    login_uid: int | None = None
+    login_user: str | None = None
     ways: tuple[str, ...] = ()
 
     @property
@@ -63,10 +75,12 @@ class Origin:
 
     def data(self) -> dict[str, Any]:
         """As plain data, for the log; unset values left out."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, ())} | {"origin": ", ".join(self.ways)}
+        return {name: value for name, value in asdict(self).items() if value not in (None, ())} | {
+            "origin": ", ".join(self.ways)
+        }
 
 
-def current(environ: Optional[Mapping[str, str]] = None) -> Origin:
+def current(environ: Mapping[str, str] | None = None) -> Origin:
     """Who runs this process."""
     words = os.environ if environ is None else environ
     uid = os.geteuid()
@@ -92,7 +106,7 @@ def user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def chain(pid: int, process: Callable[[int], Optional[Process]]) -> tuple[Process, ...]:
+def chain(pid: int, process: Callable[[int], Process | None]) -> tuple[Process, ...]:
     """The process and its parents, nearest first, until one cannot be read or has no parent."""
     found: list[Process] = []
     while pid > 0 and len(found) < DEPTH:
@@ -104,10 +118,11 @@ def chain(pid: int, process: Callable[[int], Optional[Process]]) -> tuple[Proces
     return tuple(found)
 
 
-def ways_in(parents: Iterable[Process], unit: Optional[str] = None) -> tuple[str, ...]:
+def ways_in(parents: Iterable[Process], unit: str | None = None) -> tuple[str, ...]:
     """The ways in that a chain of processes shows, nearest first.
 
-    A process with parent 0 that is not pid 1 was put into this pid namespace from outside: `pct exec`, `lxc-attach`, `docker exec`.
+    A process with parent 0 that is not pid 1 was put into this pid namespace from outside: `pct exec`, `lxc-attach`,
+    `docker exec`.
     """
     listed = tuple(parents)
     ways = [PARENTS[name] for name in (row.name.partition(":")[0].strip() for row in listed) if name in PARENTS]
@@ -120,7 +135,7 @@ def ways_in(parents: Iterable[Process], unit: Optional[str] = None) -> tuple[str
     return tuple(dict.fromkeys(ways))
 
 
-def parse_stat(text: str) -> Optional[Process]:
+def parse_stat(text: str) -> Process | None:
     """A /proc/PID/stat row. The name may hold blanks and parentheses, so it ends at the last one."""
     head, found, rest = text.rpartition(")")
     pid, opened, name = head.partition("(")
@@ -133,7 +148,7 @@ def parse_stat(text: str) -> Optional[Process]:
         return None
 
 
-def parse_login_uid(text: Optional[str]) -> Optional[int]:
+def parse_login_uid(text: str | None) -> int | None:
     """/proc/self/loginuid, where 4294967295 means that nobody logged in."""
     if text is None or not text.strip().isdigit():
         return None
@@ -141,24 +156,26 @@ def parse_login_uid(text: Optional[str]) -> Optional[int]:
     return None if uid == UNSET_LOGIN else uid
 
 
-def parse_unit(text: Optional[str]) -> Optional[str]:
-    """The systemd service that a process belongs to, from /proc/PID/cgroup; None in login sessions and outside systemd."""
+def parse_unit(text: str | None) -> str | None:
+    """The systemd service of a process, from /proc/PID/cgroup; None in login sessions and outside systemd."""
     for line in (text or "").splitlines():
         hierarchy, _, path = line.partition("::") if line.startswith("0::") else line.partition(":name=systemd:")
         if not hierarchy or not path:
             continue
-        units = [part for part in path.split("/") if part.endswith(".service") and not re.match(r"user@\d+\.service$", part)]
+        units = [
+            part for part in path.split("/") if part.endswith(".service") and not re.match(r"user@\d+\.service$", part)
+        ]
         if units:
             return units[-1]
     return None
 
 
-def _process(pid: int) -> Optional[Process]:
+def _process(pid: int) -> Process | None:
     text = _read(f"/proc/{pid}/stat")
     return None if text is None else parse_stat(text)
 
 
-def _read(path: str) -> Optional[str]:
+def _read(path: str) -> str | None:
     try:
         with open(path, "rb") as file:
             return file.read(65536).decode("utf-8", "backslashreplace")

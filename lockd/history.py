@@ -1,0 +1,184 @@
+"""The timeline: what was seen to drift and to heal, what was accepted, and reading it back.
+
+Always holds: a change of the standing findings is recorded once, whoever looks and however often; a state that changes
+and changes back leaves both marks. Where nothing changed neither SQLite is opened nor a byte written. Facts of one
+launch (`env:`, `launch:`) differ from shell to shell: they stand in runs, not here.
+Never: decides a verdict, or invents when and by whom: `by` is there only where it was observed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from lockd import atomic
+from lockd.clock import parse_time, stamp
+from lockd.facts import LAUNCH_KINDS, Fact, Facts
+
+if TYPE_CHECKING:
+    from lockd.check import Report
+    from lockd.findings import Finding
+    from lockd.state import State
+    from lockd.store import Logged, Store
+
+__all__ = ["Query", "accepted", "parse_time", "record", "stand", "timeline"]
+
+KINDS = ("accept", "drift", "heal", "launch", "refuse", "override", "note", "restore", "look", "daemon")
+
+Standing = Mapping[str, Mapping[str, str]]  # fact → key (what differs), since, message
+
+
+# -- recording
+
+
+def record(state: State | None, report: Report) -> None:
+    """Put what drifted and healed since the last look into the log.
+
+    Nothing is done without a state, without a lock, or when nothing changed. StoreError or OSError if it can't be.
+    """
+    if state is None or report.lock is None:
+        return
+    keys = {finding.fact: _key(finding) for finding in _lasting(report)}
+    if keys == _keys(_parse(_read(state.standing_path))):
+        return
+    store = state.store(create=True)
+    if store is None:
+        return
+    with store:
+        with store.transaction():
+            body = _record(store, report, report.lock.generation)
+        atomic.write_scratch(state.standing_path, body.encode())
+
+
+def accepted(state: State, store: Store, report: Report) -> None:
+    """After an accept: what still differs stands from now on; what was accepted did not heal, it became good."""
+    before = _parse(store.standing())
+    with store.transaction():
+        body = stand(report, before)
+        store.stand(body)
+    atomic.write_scratch(state.standing_path, body.encode())
+
+
+def stand(report: Report, before: Standing) -> str:
+    """The standing findings as text, each with the time since which it stands."""
+    now = stamp()
+    rows = {}
+    for finding in _lasting(report):
+        old = before.get(finding.fact)
+        since = old["since"] if old and old["key"] == _key(finding) else finding.since or now
+        rows[finding.fact] = {"key": _key(finding), "since": since, "message": finding.message}
+    return json.dumps(
+        {"schema": 1, "verdict": report.verdict, "environment": report.environment, "findings": rows}, sort_keys=True
+    )
+
+
+def _record(store: Store, report: Report, generation: int) -> str:
+    """Inside the transaction: the store's own copy decides, so that two lookers at once record once."""
+    from lockd.store import Event
+
+    before, now = _parse(store.standing()), stamp()
+    new = {finding.fact: finding for finding in _lasting(report)}
+    moved = [fact for fact, finding in new.items() if before.get(fact, {}).get("key") != _key(finding)]
+    gone = [fact for fact in before if fact not in new]
+    kept = _keep_state(store, report, moved, now) if moved or gone else None
+    for fact in moved:
+        finding = new[fact]
+        by = dict(finding.by) if finding.by is not None else None
+        store.append(Event(finding.since or now, "drift", finding.message, fact, by, generation=generation, state=kept))
+    for fact in gone:
+        message = f"as locked again; it was: {before[fact]['message']}"
+        store.append(Event(now, "heal", message, fact, generation=generation, state=kept))
+    body = stand(report, before)
+    store.stand(body)
+    return body
+
+
+def _lasting(report: Report) -> list[Finding]:
+    """Findings that do not depend on who looks: those that are judged, and the recorded ones."""
+    listed = (*report.findings, *report.recorded)
+    return sorted((one for one in listed if one.fact.partition(":")[0] not in LAUNCH_KINDS), key=lambda one: one.fact)
+
+
+def _key(finding: Finding) -> str:
+    """Equal as long as the same thing differs in the same way."""
+    what: list[Any] = [finding.change, finding.severity, sorted(finding.attributes.items())]
+    return hashlib.sha256(json.dumps(what, default=list).encode()).hexdigest()[:16]
+
+
+def _keep_state(store: Store, report: Report, moved: Iterable[str], now: str) -> int:
+    """The facts as they were seen, with the manifests of what moved, shared with equal states before."""
+    body = facts_text(report.sight.facts)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    manifests = report.sight.manifests() if moved else {}
+    return store.keep_state(
+        digest, report.environment, now, body, {fact: manifests[fact] for fact in moved if fact in manifests}
+    )
+
+
+def facts_text(facts: Facts) -> str:
+    """All facts as one line of JSON, unknown ones with their reason; entries of sets by their digest only."""
+    return json.dumps([_fact_row(fact) for fact in facts.values()], sort_keys=True, default=list)
+
+
+def _fact_row(fact: Any) -> dict[str, Any]:
+    if isinstance(fact, Fact):
+        return {"fact": fact.name, "attributes": dict(fact.attributes), "told": dict(fact.told)}
+    return {"fact": fact.name, "unknown": fact.reason}
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+
+
+def _parse(text: str | None) -> dict[str, dict[str, str]]:
+    """The standing findings; anything that is none of ours counts as none recorded."""
+    try:
+        rows = json.loads(text or "{}").get("findings", {})
+        return {str(fact): {name: str(row[name]) for name in ("key", "since", "message")} for fact, row in rows.items()}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return {}
+
+
+def _keys(standing: Standing) -> dict[str, str]:
+    return {fact: row["key"] for fact, row in standing.items()}
+
+
+# -- reading back
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which events: from `since` to `until` (inclusive), of these kinds, about these facts; all if nothing is said."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+    kinds: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+
+
+def timeline(store: Store, query: Query, *, oldest_first: bool = False) -> list[Logged]:
+    """The events of a query, newest first unless asked otherwise."""
+    parts, values = ["1"], []  # type: tuple[list[str], list[object]]
+    for condition, at in (("at >= ?", query.since), ("at <= ?", query.until)):
+        if at is not None:
+            parts.append(condition)
+            values.append(stamp(at.timestamp()))
+    for column, wanted in (("kind", query.kinds), ("fact", query.facts)):
+        if wanted:
+            parts.append(f"{column} IN ({', '.join('?' * len(wanted))})")
+            values.extend(wanted)
+    events = store.events(" AND ".join(parts), *values)
+    return events if oldest_first else events[::-1]
+
+
+def known_facts(store: Store) -> list[str]:
+    """Every fact that the log names."""
+    return [row[0] for row in store.rows("SELECT DISTINCT fact FROM events WHERE fact IS NOT NULL ORDER BY fact")]

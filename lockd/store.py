@@ -1,0 +1,436 @@
+"""The history of one policy in SQLite: generations, per-file manifests, observed states, the log, runs, kept content.
+
+Always holds: a store is built aside and renamed in; a change is one transaction; manifests, states and objects are
+shared by what refers to them. A generation is `pending` until its lock lies beside the policy: the rename of the lock
+decides, and `settle` finishes or forgets what a killed accept left. A newer store is refused, a corrupt one moved aside
+and said: the lock still decides.
+Never: decides a verdict, or changes an event.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockd.errors import LockdError
+from lockd.store_schema import MIGRATIONS, VERSION
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from lockd.lock import Lock
+    from lockd.probes import Manifest
+
+BUSY = 10.0  # seconds to wait for another lockd's transaction
+GENESIS = ""  # the hash before the first event
+_EVENT = "id, at, kind, fact, message, by, run, generation, state, hash, previous_hash"
+_LEVEL = 3  # zlib: digests hardly shrink, names do
+
+
+class StoreError(LockdError):
+    """The store can't be used: full, newer, unreadable. The lock is untouched by that."""
+
+
+class Event(NamedTuple):
+    """One entry of the log. at: ISO UTC. by: plain data, or None where nobody was observed."""
+
+    at: str
+    kind: str
+    message: str
+    fact: str | None = None
+    by: Mapping[str, Any] | None = None
+    run: int | None = None
+    generation: int | None = None
+    state: int | None = None
+
+
+@dataclass(frozen=True)
+class Logged:
+    """An event as it stands in the log, with its number and hash."""
+
+    id: int
+    event: Event
+    hash: str
+    previous_hash: str
+
+
+class Generation(NamedTuple):
+    """One accepted lock as the store knows it."""
+
+    number: int
+    digest: str
+    at: str
+    by: str
+    why: str
+    environment: str
+
+
+class Store:
+    """An open store. Close it, or use it in a `with`."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection, notices: tuple[str, ...] = ()) -> None:
+        self.path, self._connection, self.notices = path, connection, notices
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All of it or nothing, with the write lock taken at once. Nested uses join the outer one."""
+        if self._connection.in_transaction:
+            yield
+            return
+        with _spoken(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """What a query gives, whole."""
+        with _spoken(self.path):
+            return self._connection.execute(query, values).fetchall()
+
+    def change(self, statement: str, *values: object) -> int:
+        """One change inside `transaction`; gives the new row's number."""
+        with _spoken(self.path):
+            return self._connection.execute(statement, values).lastrowid or 0
+
+    # -- generations --
+
+    def prepare(
+        self,
+        lock: Lock,
+        text: bytes,
+        manifests: Mapping[str, Manifest],
+        origin: Mapping[str, Any],
+    ) -> None:
+        """Put a generation on disk, pending."""
+        with self.transaction():
+            self.change("DELETE FROM generations WHERE digest = ?", lock.digest)
+            generation = self._generation(lock, text, origin, pending=True)
+            for fact, manifest in manifests.items():
+                self.change(
+                    "INSERT INTO generation_manifests VALUES (?, ?, ?)", generation, fact, self._manifest(manifest)
+                )
+
+    def settle(self, lock: Lock | None, text: bytes = b"") -> None:
+        """Make the store agree with the lock that lies beside the policy, `lock` with its bytes `text`.
+
+        A pending generation that is this lock was accepted, any other pending one was not. A lock that came from
+        elsewhere (git, a copy, an accept on another machine) is taken in without manifests.
+        """
+        with self.transaction():
+            if lock is not None:
+                self._settle_one(lock, text)
+            self.change("DELETE FROM generations WHERE pending = 1 AND digest IS NOT ?", lock.digest if lock else None)
+
+    def _settle_one(self, lock: Lock, text: bytes) -> None:
+        known = self.rows("SELECT pending, origin FROM generations WHERE digest = ?", lock.digest)
+        if not known:
+            self._generation(lock, text, {}, pending=False)
+            self.append(
+                Event(
+                    lock.accepted_at, "accept", f"{accepted(lock)}; taken in from its lock", generation=lock.generation
+                )
+            )
+        elif known[0][0]:
+            self.change("UPDATE generations SET pending = 0 WHERE digest = ?", lock.digest)
+            by = json.loads(known[0][1])
+            self.append(Event(lock.accepted_at, "accept", accepted(lock), by=by, generation=lock.generation))
+
+    def _generation(self, lock: Lock, text: bytes, origin: Mapping[str, Any], *, pending: bool) -> int:
+        head = (
+            lock.generation,
+            lock.digest,
+            lock.previous,
+            lock.accepted_at,
+            lock.by,
+            lock.why,
+            lock.environment,
+            lock.launch,
+        )
+        row = (*head, zlib.compress(text, _LEVEL), json.dumps(dict(origin)), int(pending))
+        columns = "number, digest, previous, at, by, why, environment, launch, lock_text, origin, pending"
+        return self.change(f"INSERT INTO generations ({columns}) VALUES ({', '.join('?' * len(row))})", *row)  # noqa: S608
+
+    def generations(self) -> list[Generation]:
+        """Every accepted generation, oldest first."""
+        query = "SELECT number, digest, at, by, why, environment FROM generations WHERE pending = 0 ORDER BY id"
+        return [Generation(*row) for row in self.rows(query)]
+
+    def lock_text(self, number: int) -> bytes | None:
+        """The bytes of the lock of generation `number` (the latest, should there be several). None: not known here."""
+        query = "SELECT lock_text FROM generations WHERE number = ? AND pending = 0 ORDER BY id DESC LIMIT 1"
+        found = self.rows(query, number)
+        return zlib.decompress(found[0][0]) if found else None
+
+    def manifest(self, generation: int, fact: str) -> Manifest | None:
+        """The per-file manifest of a fact in a generation, None where it is not known here."""
+        query = """SELECT body FROM manifests JOIN generation_manifests ON manifest = manifests.digest
+            JOIN generations ON generations.id = generation
+            WHERE number = ? AND fact = ? ORDER BY generations.id DESC LIMIT 1"""
+        found = self.rows(query, generation, fact)
+        return unpack(found[0][0]) if found else None
+
+    def entries(self, generation: int, fact: str) -> frozenset[str] | None:
+        """The tokens of a set that was too large for the lock, None where they are not known here."""
+        query = """SELECT tokens FROM generation_entries JOIN generations ON generations.id = generation
+            WHERE number = ? AND fact = ? ORDER BY generations.id DESC LIMIT 1"""
+        found = self.rows(query, generation, fact)
+        if not found:
+            return None
+        text = zlib.decompress(found[0][0]).decode("ascii")
+        return frozenset(text[start : start + 16] for start in range(0, len(text), 16))
+
+    def _manifest(self, manifest: Manifest) -> str:
+        plain = pack(manifest)
+        digest = hashlib.sha256(plain).hexdigest()
+        if not self.rows("SELECT 1 FROM manifests WHERE digest = ?", digest):
+            self.change("INSERT INTO manifests VALUES (?, ?)", digest, zlib.compress(plain, _LEVEL))
+        return digest
+
+    # -- the log --
+
+    def append(self, event: Event) -> int:
+        """Add an event at the end of the chain; gives its number."""
+        with self.transaction():
+            last = self.rows("SELECT hash FROM events ORDER BY id DESC LIMIT 1")
+            number = self.rows("SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0) + 1")[0][0]
+            previous = last[0][0] if last else GENESIS
+            by = None if event.by is None else json.dumps(dict(event.by), sort_keys=True)
+            fields = (
+                number,
+                event.at,
+                event.kind,
+                event.fact,
+                event.message,
+                by,
+                event.run,
+                event.generation,
+                event.state,
+            )
+            self.change(
+                "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                *fields,
+                chained(previous, fields),
+                previous,
+            )
+            return int(number)
+
+    def events(self, where: str = "1", *values: object) -> list[Logged]:
+        """Events that an SQL condition of ours selects, oldest first."""
+        query = f"SELECT {_EVENT} FROM events WHERE {where} ORDER BY id"  # noqa: S608  our own words
+        return [_logged(row) for row in self.rows(query, *values)]
+
+    def check_chain(self) -> int | None:
+        """Prove the log: the number of the first entry that was changed, moved or removed; None when all is whole."""
+        previous, expected = GENESIS, 1
+        for *fields, digest, before in self.rows(f"SELECT {_EVENT} FROM events ORDER BY id"):  # noqa: S608
+            if fields[0] != expected or before != previous or chained(previous, tuple(fields)) != digest:
+                return expected
+            previous, expected = digest, expected + 1
+        ended = self.rows("SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)")[0][0]
+        return expected if ended >= expected else None
+
+    # -- states and standing --
+
+    def keep_state(self, digest: str, environment: str, at: str, body: str, manifests: Mapping[str, Manifest]) -> int:
+        """An observed state, inside `transaction`; an equal one is shared. Gives its number."""
+        known = self.rows("SELECT id FROM states WHERE digest = ?", digest)
+        row = (digest, environment, at, zlib.compress(body.encode(), 9))
+        state = (
+            known[0][0]
+            if known
+            else self.change("INSERT INTO states (digest, environment, at, facts) VALUES (?, ?, ?, ?)", *row)
+        )
+        for fact, manifest in manifests.items():
+            self.change(
+                "INSERT OR REPLACE INTO state_manifests VALUES (?, ?, ?)", state, fact, self._manifest(manifest)
+            )
+        return int(state)
+
+    def state_facts(self, state: int) -> str | None:
+        """The facts of an observed state as `history` wrote them."""
+        found = self.rows("SELECT facts FROM states WHERE id = ?", state)
+        return zlib.decompress(found[0][0]).decode() if found else None
+
+    def standing(self) -> str | None:
+        """The last recorded set of findings, as `history` wrote it."""
+        found = self.rows("SELECT body FROM standing")
+        return str(found[0][0]) if found else None
+
+    def stand(self, body: str) -> None:
+        """Replace the recorded set of findings."""
+        self.change("INSERT OR REPLACE INTO standing VALUES (1, ?)", body)
+
+
+def open(path: str, *, create: bool = True) -> Store | None:
+    """Open the store of a state folder. None: there is none, and none was to be made.
+
+    A corrupt one is moved aside and said in `notices`, or refused where nothing may be made.
+    """
+    notices: tuple[str, ...] = ()
+    for _ in range(2):
+        if not os.path.exists(path):
+            if not create:
+                return None
+            _build(path)
+        connection, broken = _connect(path)
+        if connection is not None:
+            return Store(path, connection, notices)
+        if not create:
+            raise StoreError(
+                f"the store is corrupt ({broken})",
+                where=path,
+                hint="the next accept moves it aside and starts a new one",
+            )
+        notices += (f"the store was corrupt ({broken}); it was moved to {_move_aside(path)}, the lock still decides",)
+    raise StoreError("the store can't be made", where=path)
+
+
+def large_sets(lock: Lock) -> dict[str, frozenset[str]]:
+    """The sets whose entries the lock leaves to the store."""
+    from lockd.lock import ENTRIES
+
+    sets = {fact.name: fact.tokens for fact in lock.facts.known() if fact.tokens is not None}
+    return {name: tokens for name, tokens in sets.items() if len(tokens) > ENTRIES}
+
+
+def accepted(lock: Lock) -> str:
+    """The log's line about an accept."""
+    return f"generation {lock.generation} accepted: {lock.why}"
+
+
+def chained(previous: str, fields: tuple[Any, ...]) -> str:
+    """The hash that binds an event's fields to the hash before."""
+    return hashlib.sha256(json.dumps([previous, *fields]).encode()).hexdigest()
+
+
+def pack(manifest: Manifest) -> bytes:
+    """Names may hold anything but NUL, words have none: so NUL parts them."""
+    parts = [part for path in sorted(manifest) for part in (path, manifest[path])]
+    return "\0".join(parts).encode("utf-8", "surrogateescape")
+
+
+def unpack(body: bytes) -> Manifest:
+    """The manifest that `pack` made, from its compressed bytes."""
+    text = zlib.decompress(body).decode("utf-8", "surrogateescape")
+    parts = text.split("\0") if text else []
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _logged(row: tuple[Any, ...]) -> Logged:
+    number, at, kind, fact, message, by, run, generation, state, digest, previous = row
+    event = Event(at, kind, message, fact, None if by is None else json.loads(by), run, generation, state)
+    return Logged(number, event, digest, previous)
+
+
+@contextmanager
+def _spoken(path: str) -> Iterator[None]:
+    """SQLite's errors in our words."""
+    import sqlite3
+
+    try:
+        yield
+    except sqlite3.Error as error:
+        full = any(word in str(error) for word in ("full", "disk I/O error", "readonly"))
+        hint = (
+            "make room (`lockd gc` frees history) and run it again; the lock is as it was"
+            if full
+            else "is another lockd stuck?"
+        )
+        raise StoreError(f"the store could not be used: {error}", where=path, hint=hint) from error
+
+
+def _connect(path: str) -> tuple[sqlite3.Connection | None, str]:
+    """A connection of the right version; or None and what is corrupt."""
+    import sqlite3
+
+    with _spoken(path):
+        connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
+        try:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            for pragma in ("foreign_keys = ON", "synchronous = FULL"):
+                connection.execute(f"PRAGMA {pragma}")
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError:  # busy, or no right to it: not corrupt
+            connection.close()
+            raise
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            return None, str(error)
+    if version > VERSION:
+        connection.close()
+        hint = "use the lockd that wrote it, or a newer one"
+        raise StoreError(f"the store has version {version}, this lockd knows {VERSION}", where=path, hint=hint)
+    _migrate(connection, version, path)
+    return connection, ""
+
+
+def _migrate(connection: sqlite3.Connection, version: int, path: str) -> None:
+    with _spoken(path):
+        for number in range(version, VERSION):
+            script = f"BEGIN IMMEDIATE;{MIGRATIONS[number]};PRAGMA user_version = {number + 1};COMMIT;"
+            connection.executescript(script)
+
+
+def _build(path: str) -> None:
+    """A new store, whole, under another name; then renamed in, unless somebody else was faster."""
+    import sqlite3
+
+    aside = f"{path}.{os.getpid()}.new"
+    _remove(aside)
+    try:
+        with _spoken(path):
+            connection = sqlite3.connect(aside, isolation_level=None)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                _migrate(connection, 0, path)
+            finally:
+                connection.close()
+        os.chmod(aside, 0o600)
+        try:
+            os.link(aside, path)  # fails where another lockd was first: theirs stays
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            os.rename(aside, path)
+    finally:
+        _remove(aside)
+
+
+def _move_aside(path: str) -> str:
+    from lockd.clock import stamp
+
+    name = f"{path}.corrupt-{stamp().replace(':', '')}"
+    for ending in ("", "-wal", "-shm"):
+        try:
+            os.rename(path + ending, name + ending)
+        except FileNotFoundError:
+            pass
+    return name
+
+
+def _remove(path: str) -> None:
+    for name in (path, f"{path}-wal", f"{path}-shm"):
+        try:
+            os.unlink(name)
+        except FileNotFoundError:
+            pass
