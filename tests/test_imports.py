@@ -15,7 +15,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "facts"),
     ("rules",),
     ("findings",),
-    ("globs", "atomic", "secrets", "origin", "names", "pool", "hashing", "statcache", "disk", "trust"),
+    ("globs", "atomic", "secrets", "origin", "names", "pool", "hashing", "statcache", "walk", "entries", "disk", "trust"),
     ("look", "memo", "probes"),
     (
         "toml_lines",
