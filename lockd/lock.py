@@ -238,7 +238,7 @@ def write(path: str, lock: Lock) -> Lock:
 
 
 def dumps(lock: Lock) -> bytes:
-    """The bytes of a lock. ValueError for what none can hold: unknown facts, odd values, a kind named like the header."""
+    """The bytes of a lock. ValueError for what none can hold: unknown facts, odd values, odd kinds."""
     unknown = next(lock.facts.unknown(), None)
     if unknown is not None:
         raise ValueError(f"{unknown.name} is unknown and can't be known good")

@@ -38,7 +38,7 @@ def resolve_all(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def fitting(names: Iterable[str], pattern: str) -> list[str]:
-    """The facts that a pattern fits: the name itself, else whole subjects, else their ends. UsageError if it fits none."""
+    """The facts that a pattern fits: the name itself, whole subjects, else their ends. UsageError if none."""
     listed = sorted(set(names))
     if pattern in listed:
         return [pattern]

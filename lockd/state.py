@@ -123,7 +123,7 @@ def base_dir() -> str | None:
 
 
 def runtime_dir() -> str | None:
-    """Where sockets lie: `$LOCKD_RUNTIME`, /run/lockd for root, `$XDG_RUNTIME_DIR/lockd`. None: no place for this user."""
+    """Where sockets lie: `$LOCKD_RUNTIME`, /run/lockd for root, `$XDG_RUNTIME_DIR/lockd`. None: no place."""
     moved = os.environ.get("LOCKD_RUNTIME")
     if moved:
         return os.path.abspath(moved)

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockd.errors import LockdError
-from lockd.store_schema import MIGRATIONS, VERSION
+from lockd import store_file
+from lockd.store_file import StoreError, spoken
 
 if TYPE_CHECKING:
     import sqlite3
@@ -27,14 +26,11 @@ if TYPE_CHECKING:
     from lockd.lock import Lock
     from lockd.probes import Manifest
 
-BUSY = 10.0  # seconds to wait for another lockd's transaction
+__all__ = ["Event", "Generation", "Logged", "Store", "StoreError", "open"]
+
 GENESIS = ""  # the hash before the first event
 _EVENT = "id, at, kind, fact, message, by, run, generation, state, hash, previous_hash"
 _LEVEL = 3  # zlib: digests hardly shrink, names do
-
-
-class StoreError(LockdError):
-    """The store can't be used: full, newer, unreadable. The lock is untouched by that."""
 
 
 class Event(NamedTuple):
@@ -92,7 +88,7 @@ class Store:
         if self._connection.in_transaction:
             yield
             return
-        with _spoken(self.path):
+        with spoken(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -104,12 +100,12 @@ class Store:
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """What a query gives, whole."""
-        with _spoken(self.path):
+        with spoken(self.path):
             return self._connection.execute(query, values).fetchall()
 
     def change(self, statement: str, *values: object) -> int:
         """One change inside `transaction`; gives the new row's number."""
-        with _spoken(self.path):
+        with spoken(self.path):
             return self._connection.execute(statement, values).lastrowid or 0
 
     # -- generations --
@@ -281,28 +277,13 @@ class Store:
         self.change("INSERT OR REPLACE INTO standing VALUES (1, ?)", body)
 
 
-def open(path: str, *, create: bool = True) -> Store | None:
+def open(path: str, *, create: bool = True) -> Store | None:  # reads as store.open
     """Open the store of a state folder. None: there is none, and none was to be made.
 
     A corrupt one is moved aside and said in `notices`, or refused where nothing may be made.
     """
-    notices: tuple[str, ...] = ()
-    for _ in range(2):
-        if not os.path.exists(path):
-            if not create:
-                return None
-            _build(path)
-        connection, broken = _connect(path)
-        if connection is not None:
-            return Store(path, connection, notices)
-        if not create:
-            raise StoreError(
-                f"the store is corrupt ({broken})",
-                where=path,
-                hint="the next accept moves it aside and starts a new one",
-            )
-        notices += (f"the store was corrupt ({broken}); it was moved to {_move_aside(path)}, the lock still decides",)
-    raise StoreError("the store can't be made", where=path)
+    opened = store_file.connect(path, create=create)
+    return None if opened is None else Store(path, *opened)
 
 
 def large_sets(lock: Lock) -> dict[str, frozenset[str]]:
@@ -340,97 +321,3 @@ def _logged(row: tuple[Any, ...]) -> Logged:
     number, at, kind, fact, message, by, run, generation, state, digest, previous = row
     event = Event(at, kind, message, fact, None if by is None else json.loads(by), run, generation, state)
     return Logged(number, event, digest, previous)
-
-
-@contextmanager
-def _spoken(path: str) -> Iterator[None]:
-    """SQLite's errors in our words."""
-    import sqlite3
-
-    try:
-        yield
-    except sqlite3.Error as error:
-        full = any(word in str(error) for word in ("full", "disk I/O error", "readonly"))
-        hint = (
-            "make room (`lockd gc` frees history) and run it again; the lock is as it was"
-            if full
-            else "is another lockd stuck?"
-        )
-        raise StoreError(f"the store could not be used: {error}", where=path, hint=hint) from error
-
-
-def _connect(path: str) -> tuple[sqlite3.Connection | None, str]:
-    """A connection of the right version; or None and what is corrupt."""
-    import sqlite3
-
-    with _spoken(path):
-        connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
-        try:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            for pragma in ("foreign_keys = ON", "synchronous = FULL"):
-                connection.execute(f"PRAGMA {pragma}")
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except sqlite3.OperationalError:  # busy, or no right to it: not corrupt
-            connection.close()
-            raise
-        except sqlite3.DatabaseError as error:
-            connection.close()
-            return None, str(error)
-    if version > VERSION:
-        connection.close()
-        hint = "use the lockd that wrote it, or a newer one"
-        raise StoreError(f"the store has version {version}, this lockd knows {VERSION}", where=path, hint=hint)
-    _migrate(connection, version, path)
-    return connection, ""
-
-
-def _migrate(connection: sqlite3.Connection, version: int, path: str) -> None:
-    with _spoken(path):
-        for number in range(version, VERSION):
-            script = f"BEGIN IMMEDIATE;{MIGRATIONS[number]};PRAGMA user_version = {number + 1};COMMIT;"
-            connection.executescript(script)
-
-
-def _build(path: str) -> None:
-    """A new store, whole, under another name; then renamed in, unless somebody else was faster."""
-    import sqlite3
-
-    aside = f"{path}.{os.getpid()}.new"
-    _remove(aside)
-    try:
-        with _spoken(path):
-            connection = sqlite3.connect(aside, isolation_level=None)
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                _migrate(connection, 0, path)
-            finally:
-                connection.close()
-        os.chmod(aside, 0o600)
-        try:
-            os.link(aside, path)  # fails where another lockd was first: theirs stays
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without hard links
-            os.rename(aside, path)
-    finally:
-        _remove(aside)
-
-
-def _move_aside(path: str) -> str:
-    from lockd.clock import stamp
-
-    name = f"{path}.corrupt-{stamp().replace(':', '')}"
-    for ending in ("", "-wal", "-shm"):
-        try:
-            os.rename(path + ending, name + ending)
-        except FileNotFoundError:
-            pass
-    return name
-
-
-def _remove(path: str) -> None:
-    for name in (path, f"{path}-wal", f"{path}-shm"):
-        try:
-            os.unlink(name)
-        except FileNotFoundError:
-            pass
