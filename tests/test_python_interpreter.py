@@ -1,4 +1,4 @@
-"""The interpreter of an environment, found from outside: venvs, conda and system prefixes, links, moved and broken bases."""
+"""The interpreter of an environment, from outside: venvs, conda, system prefixes, links, moved and broken bases."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def make_venv(prefix: Path, **how: bool) -> Path:
-    venv.EnvBuilder(with_pip=False, **{"symlinks": True, **how}).create(prefix)
+def make_venv(prefix: Path, *, symlinks: bool = True, system_site_packages: bool = False) -> Path:
+    venv.EnvBuilder(with_pip=False, symlinks=symlinks, system_site_packages=system_site_packages).create(prefix)
     return prefix
 
 

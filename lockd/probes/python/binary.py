@@ -19,7 +19,7 @@ from lockd.probes import Seen
 from lockd.probes.python.interpreter import Interpreter
 from lockd.probes.python.pth import names_in, real_bytes
 
-_IN_A_NUMBER = tuple(b"%d" % digit for digit in range(10)) + (b".",)
+_IN_A_NUMBER = frozenset(b"%c" % character for character in b"0123456789.")
 _LARGEST = 512 << 20  # bytes; a statically linked build with debug symbols has 100 MB
 
 

@@ -19,7 +19,10 @@ from lockd.probes.python.binary import Binary, binary_of
 from lockd.probes.python.bytecode import NOTHING_STALE, Stale
 from lockd.probes.python.interpreter import Interpreter, home
 from lockd.probes.python.pth import SUFFIXES, StartFile, names_in, real_bytes, start_files
+from lockd.probes.python.startup_words import word
 from lockd.rules import PythonRule
+
+__all__ = ["ATTRIBUTES", "is_startup_file", "portable", "python_fact", "word"]
 
 ATTRIBUTES: Mapping[str, str] = {
     "version": "version of the interpreter, from its binary; else as the environment states it",
