@@ -19,7 +19,7 @@ from watchdog.events import FileSystemEvent
 from watchdog.observers.api import EventEmitter, EventQueue, ObservedWatch
 
 from lockd.watch.cookie import Cookies
-from lockd.watch.hints import Hint, Kind, Raw, WatchState, Who
+from lockd.watch.hints import Hint, Key, Kind, Raw, WatchState, Who
 from lockd.watch.mounts import MountTable, within
 from lockd.watch.places import Concern, Interface, Places
 from lockd.watch.who import Asker
@@ -64,7 +64,7 @@ class HintEmitter(EventEmitter):
         super().__init__(event_queue, watch, timeout=timeout)
         self._places, self._interfaces, self._mounts = places, interfaces, mounts
         self._cookies, self._no_pid, self._asker = cookies, no_pid, Asker()
-        self._cookie_keys: dict[Any, str] = {}
+        self._cookie_keys: dict[Key, str] = {}
         self._asked: deque[str] = deque()
         self._told: dict[int, WatchState] = {}
         self._batch: dict[Hint, None] = {}
@@ -103,11 +103,16 @@ class HintEmitter(EventEmitter):
                 owner.close()
 
     def _place_cookies(self) -> None:
+        """Watch the cookies' folder on every interface; where that fails no sync succeeds, and the caller is told so."""
+        self._cookie_keys = {}
         for interface in self._interfaces if self._cookies else ():
+            key: Key = ("nowhere", interface.mode)
             try:
-                self._cookie_keys[interface.watch_folder(self._cookies.folder, names_only=True)] = interface.mode  # type: ignore[union-attr]
-            except OSError:  # without it no sync succeeds, which is what the caller is told
-                self._cookie_keys[("none", interface.mode)] = interface.mode
+                os.makedirs(self._cookies.folder, mode=0o700, exist_ok=True)  # type: ignore[union-attr]
+                key = interface.watch_folder(self._cookies.folder, names_only=True)  # type: ignore[union-attr]
+            except OSError:
+                pass
+            self._cookie_keys[key] = interface.mode
 
     # reading
 
@@ -117,12 +122,17 @@ class HintEmitter(EventEmitter):
         for interface in self._interfaces:
             if interface.fd in ready:
                 self._read(interface)
+        self._look_up()
+        self._flush()
+
+    def _look_up(self) -> None:
+        """What comes beside the events: mounts, the bell, and what was lost by now."""
+        ready = {descriptor for descriptor, _ in self._poll.poll(0)}
         if self._mounts and self._mounts.fd in ready:
             self._mounts_changed(self._mounts)
         if self._bell in ready:
             self._answer_bell()
         self._tell_losses()
-        self._flush()
 
     def _answer_bell(self) -> None:
         try:
@@ -131,24 +141,22 @@ class HintEmitter(EventEmitter):
             pass
         while self._asked:
             if self._asked.popleft() == "again":
+                self._place_cookies()
                 self._place_again(index for index, state in self._places.states.items() if state.mode == "polled")
 
     def _read(self, interface: Interface) -> None:
         raws = list(interface.read())
         writers = self._writers(raws)
         now = time.time()
-        overflowed = False
         for raw in raws:
             if raw.kind == "overflow":
-                overflowed = True
+                self._overflowed(f"{interface.mode} queue overflow: events were lost")
             elif raw.kind == "forgotten":
                 self._places.dropped(raw.key or ())
-            elif raw.key in self._cookie_keys and raw.kind == "created":
+            elif raw.key and raw.key in self._cookie_keys and raw.kind == "created":
                 self._cookie(raw)
             else:
                 self._take(raw, writers.get(raw.pid), now)
-        if overflowed:
-            self._overflowed(f"{interface.mode} queue overflow: events were lost")
 
     def _writers(self, raws: Iterable[Raw]) -> dict[int | None, Who]:
         """Who is behind the events, asked once a process and at once: it may live for milliseconds only."""
@@ -163,28 +171,34 @@ class HintEmitter(EventEmitter):
 
     def _cookie(self, raw: Raw) -> None:
         needed = frozenset(self._cookie_keys.values())
-        if self._cookies and self._cookies.seen(raw.name, self._cookie_keys[raw.key], needed):
+        mode = self._cookie_keys[raw.key]  # type: ignore[index]
+        if self._cookies and self._cookies.seen(raw.name, mode, needed):
+            self._look_up()
             self._flush(now_or_never=True)
             self.queue_event(HintEvent(None, raw.name))
 
     # events to hints
 
     def _take(self, raw: Raw, who: Who | None, now: float) -> None:
-        """1. what left is let go, 2. ways and roots are placed anew, 3. new folders are watched and listed, 4. all is
-        told.
-
-        who None: lockd itself; its folders are watched like any other's, its changes are no news to it.
+        """What one event means, in this order: let go of what left, place targets and their ways anew, tell, watch new
+        folders. `who` None is lockd itself: its folders are watched like any other's, its changes are no news to it.
         """
         for concern in list(self._places.concerns(raw)):
-            if raw.folder and raw.kind in ("removed", "moved") and raw.gone:
+            if raw.folder and raw.gone:
                 self._places.lose(concern.path, below=raw.kind == "moved")
             for index in concern.at:
                 self._at_target(index, raw, who, now)
             for index in concern.inside:
                 if who:
                     self._tell(concern.path, raw.kind, who, raw.folder, now)  # type: ignore[arg-type]
-                if raw.folder and raw.name and not raw.gone and raw.kind in ("created", "moved"):
+                if self._is_new_folder(raw, concern.path):
                     self._new_folder(index, concern, who, now)
+
+    @staticmethod
+    def _is_new_folder(raw: Raw, path: str) -> bool:
+        if not raw.folder or not raw.name or raw.kind not in ("created", "moved", "removed"):
+            return False
+        return not raw.gone or os.path.isdir(path)  # one that left may have been exchanged for another
 
     def _at_target(self, index: int, raw: Raw, who: Who | None, now: float) -> None:
         target, before = self._places.targets[index], self._places.real[index]
@@ -223,10 +237,8 @@ class HintEmitter(EventEmitter):
         changed = table.refresh()
         self._places.mounts = table.mounts
         for index, target in enumerate(self._places.targets):
-            lies = self._places.real[index] or target.path
-            points = sorted(
-                {mount.point for mount in changed if within(lies, mount.point) or within(mount.point, lies)}
-            )
+            lies = {self._places.real[index] or target.path, target.path}
+            points = sorted({mount.point for mount in changed if any(_touches(mount.point, path) for path in lies)})
             if points:
                 self._places.place(index)
                 detail = f"mounted or unmounted: {', '.join(points)}"
@@ -266,3 +278,7 @@ class HintEmitter(EventEmitter):
         batch, self._batch = self._batch, {}
         for hint in batch:
             self.queue_event(HintEvent(hint))
+
+
+def _touches(point: str, path: str) -> bool:
+    return within(path, point) or within(point, path)

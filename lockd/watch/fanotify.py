@@ -152,8 +152,8 @@ def _event(mask: int, pid: int, infos: bytes) -> Iterator[Raw]:
         inside = "" if name == "." else name
         yield Raw(kind, key, inside, child, bool(mask & ONDIR), gone, pid, pidfd)  # type: ignore[arg-type]
         pidfd = -1  # it is one descriptor, owned by the first
-    if not kinds and pidfd >= 0:
-        os.close(pidfd)
+    if not kinds:  # nothing that was asked for, but the descriptor is the reader's to close
+        yield Raw("attrib", None, pid=pid, pidfd=pidfd)
 
 
 def _infos(data: bytes) -> tuple[Key | None, str, Key | None, int] | None:

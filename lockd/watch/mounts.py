@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_NETWORK = frozenset(
-    "nfs nfs4 cifs smb3 smbfs ncpfs 9p virtiofs ceph afs coda lustre gpfs beegfs glusterfs ocfs2 gfs2 vboxsf davfs".split()
+_CLUSTERED = frozenset(
+    ("ceph", "afs", "coda", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2", "gfs2", "orangefs", "pvfs2")
 )
+_NETWORK = _CLUSTERED | {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "9p", "virtiofs", "vboxsf", "davfs"}
 _MADE_UP = frozenset(["proc", "sysfs", "cgroup", "cgroup2", "securityfs", "debugfs", "tracefs", "configfs", "efivarfs"])
 _OCTAL = re.compile(r"\\([0-7]{3})")
 MOUNTINFO = "/proc/self/mountinfo"

@@ -64,8 +64,6 @@ class Watcher:
 
     def start(self) -> None:
         """Watch everything; returns when it is."""
-        if self._cookies:
-            os.makedirs(self._cookies.folder, mode=0o700, exist_ok=True)
         interfaces, why, no_pid = open_interfaces(self._use)
         mounts = _mount_table()
         self._places = Places(self.targets, interfaces, why, mounts.mounts if mounts else ())
@@ -148,6 +146,7 @@ def as_target(path: str) -> Target:
     """A target from a path or a glob: of a glob the folder above it, deep only if the glob goes deeper than one
     name.
     """
+    path = path.rstrip("/") or "/"
     root = literal_root(path)
     if os.path.lexists(path) or root == path:
         return Target(path)

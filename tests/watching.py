@@ -1,0 +1,132 @@
+"""Means of the watching tests: a collector of hints, and a watcher in a process of its own that speaks JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockd.watch.fanotify import Fanotify
+from lockd.watch.hints import Hint
+from lockd.watch.watcher import Watcher
+
+REPOSITORY = str(Path(__file__).resolve().parent.parent)
+
+
+class Collector:
+    """Receives hints, and says what it got."""
+
+    def __init__(self) -> None:
+        self.hints: list[Hint] = []
+
+    def __call__(self, hint: Hint) -> None:
+        self.hints.append(hint)
+
+    def kinds(self, path: str | Path) -> set[str]:
+        return {hint.kind for hint in self.hints if hint.path == str(path)}
+
+    def about(self, path: str | Path) -> list[Hint]:
+        return [hint for hint in self.hints if hint.path == str(path)]
+
+
+def fanotify_permitted() -> bool:
+    try:
+        Fanotify().close()
+    except OSError:
+        return False
+    return True
+
+
+needs_fanotify = pytest.mark.skipif(not fanotify_permitted(), reason="fanotify with pidfd is not permitted here")
+
+
+def user_namespace_permitted() -> bool:
+    try:
+        return subprocess.run(["unshare", "-Ur", "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+needs_user_namespace = pytest.mark.skipif(not user_namespace_permitted(), reason="no unprivileged user namespaces here")
+
+
+def outside(command: str, **env: str) -> None:
+    """Run a shell command in another process: a watcher has no hints of its own process's deeds."""
+    subprocess.run(["sh", "-c", command], check=True, env={**os.environ, **env})
+
+
+def eventually(true: Callable[[], bool], watcher: Watcher | None = None, seconds: float = 20.0) -> bool:
+    """Wait for something that no cookie can prove, such as a mount's hint."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Remote:
+    """A watcher in a child process, for other privileges or to be stopped and continued. Lines in, JSON lines out."""
+
+    def __init__(self, paths: Sequence[str], cookies: str, *, prefix: Sequence[str] = (), use: str = "best") -> None:
+        argv = [*prefix, sys.executable, "-m", "tests.watching", use, cookies, *paths]
+        self.process = subprocess.Popen(argv, cwd=REPOSITORY, stdin=-1, stdout=-1, text=True)
+        self.ready = self._line()
+
+    def _line(self) -> Any:
+        assert self.process.stdout
+        return json.loads(self.process.stdout.readline())
+
+    def ask(self, word: str) -> Any:
+        """`sync`: hints since the last, with the answer; `state`; `retry`."""
+        assert self.process.stdin
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(timeout=20)
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _serve(use: Any, cookies: str, paths: list[str]) -> None:
+    got: list[dict[str, Any]] = []
+    lock = threading.Lock()
+
+    def take(hint: Hint) -> None:
+        with lock:
+            got.append({"path": hint.path, "kind": hint.kind, "detail": hint.detail, "who": hint.who.as_dict()})
+
+    def say(value: Any) -> None:
+        print(json.dumps(value), flush=True)
+
+    with Watcher(paths, on_hint=take, cookie_folder=cookies, use=use) as watcher:
+        states = lambda: {path: [state.mode, state.why] for path, state in watcher.state().items()}  # noqa: E731
+        say(states())
+        for word in sys.stdin:
+            if word.strip() == "retry":
+                watcher.retry()
+            synced = watcher.sync(30)
+            with lock:
+                hints, got[:] = list(got), []
+            say({"synced": synced, "hints": hints, "states": states()})
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2], sys.argv[3:])
