@@ -122,9 +122,11 @@ class Store:
             self.change("DELETE FROM generations WHERE digest = ?", lock.digest)
             generation = self._generation(lock, text, origin, pending=True)
             for fact, manifest in manifests.items():
-                self.change(
-                    "INSERT INTO generation_manifests VALUES (?, ?, ?)", generation, fact, self._manifest(manifest)
-                )
+                row = (generation, fact, self._manifest(manifest))
+                self.change("INSERT INTO generation_manifests VALUES (?, ?, ?)", *row)
+            for fact, tokens in large_sets(lock).items():
+                body = zlib.compress("".join(sorted(tokens)).encode("ascii"), _LEVEL)
+                self.change("INSERT INTO generation_entries VALUES (?, ?, ?)", generation, fact, body)
 
     def settle(self, lock: Lock | None, text: bytes = b"") -> None:
         """Make the store agree with the lock that lies beside the policy, `lock` with its bytes `text`.
