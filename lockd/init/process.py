@@ -60,8 +60,9 @@ def read(pid: int) -> Process:
         raise _error(pid, "has ended while it was read", "name the pid of a running training")
     environment = _environment(exe, argv, cwd, environ, mapped)
     script, module = launched(argv, cwd)
-    inside = (environment.path + "/") if environment else "\0"
-    outside = [path for path in mapped if not path.startswith((inside, *_SYSTEM)) and ".so" in os.path.basename(path)]
+    inside = [os.path.dirname(os.path.dirname(exe)) + "/", *([environment.path + "/"] if environment else [])]
+    known = (*_SYSTEM, *(prefix for prefix in inside if prefix not in ("//", "/usr/")))
+    outside = [path for path in mapped if not path.startswith(known) and ".so" in os.path.basename(path)]
     gone = tuple(path.removesuffix(" (deleted)") for path in mapped if path.endswith(" (deleted)") and ".so" in path)
     libraries = tuple(path for path in outside if not path.endswith(" (deleted)"))
     return Process(pid, exe, argv, cwd, environ, environment, script, module, libraries, gone)

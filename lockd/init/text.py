@@ -149,7 +149,7 @@ def _env(process: Process | None) -> Iterator[str]:
     names = {name for name in environ if HELD.fullmatch(name) and not _OF_ONE_RANK.fullmatch(name)}
     for name in sorted(names | set(_ALWAYS)):
         if token_like(name, environ.get(name, "")):
-            yield f"{_quoted(name)} = {{ secret = true }} # only a keyed digest is stored or shown"
+            yield f"{name} = {{ secret = true }} # only a keyed digest is stored or shown"
         else:
             now = f" # now: {_remark(environ[name])}" if name in environ else " # now: unset" if process else ""
             yield f'{name} = "locked"{now}'
