@@ -70,7 +70,7 @@ def look(rule: CacheRule, look: Look) -> Seen:
         return Seen((common.could_not_read("cache", subject, tree.troubles, root.path),))
     # 3. what follows from it
     key = ("cache", rule.path, root.path, rule.kind, rule.change, rule.exclude, look.policy.owner)
-    seen = common.recall(look, key, tree.stamp, lambda: _seen(rule, tree, look), contents=rule.change != "empty")
+    seen = look.memo.recall(key, tree.stamp, lambda: _seen(rule, tree, look))
     return _placed(seen, root.path)
 
 

@@ -179,7 +179,7 @@ def _gather(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, b
 
 
 def _code(process: subprocess.Popen[bytes], deadline: float) -> int | None:
-    """The exit code; None: still running at the deadline. The process is left unreaped, so that its group stays its own."""
+    """The exit code; None: still running at the deadline. It is left unreaped: its group stays its own."""
     flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
     pause = 0.001
     while (status := os.waitid(os.P_PID, process.pid, flags)) is None:

@@ -1,4 +1,4 @@
-"""What the probes of files, trees, caches and commands share: names, stat in words, the memo, plain wording.
+"""What the probes of files, trees, caches and commands share: names, stat in words, severities, plain wording.
 
 Always holds: an absent path, a path that could not be looked at, and a path that is there are three different
 answers. A glob that met an unreadable folder says so; no wildcard follows a link, a folder that the pattern spells
@@ -23,8 +23,6 @@ from lockd.facts import Fact, Unknown, Value, shown
 
 if TYPE_CHECKING:
     from lockd.findings import Difference, FileChanges
-    from lockd.look import Look
-    from lockd.probes import Seen
     from lockd.rules import Policy, Severity
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
@@ -275,36 +273,6 @@ def could_not_read(kind: str, subject: str, troubles: Iterable[Trouble], root: s
     where = os.path.join(root, first.path).rstrip("/") or "/"
     more = f", and {len(listed) - 1:,} more" if len(listed) > 1 else ""
     return Unknown(kind, subject, f"{shown(where)}: {shown(first.reason)}{more}")
-
-
-class _NotKept(Exception):
-    """Carries what a look could not read past the memo: who may read what is no part of a stamp."""
-
-    def __init__(self, seen: Seen) -> None:
-        super().__init__()
-        self.seen = seen
-
-
-def recall(look: Look, key: tuple[Any, ...], stamp: str, compute: Callable[[], Seen], *, contents: bool) -> Seen:
-    """What was derived before from the same stamp, or compute it; what could not be read is never kept.
-
-    A full look of `contents` reads again, and the memo then holds what it found: bytes that rotted beneath an
-    unchanged stamp must not come back as good with the next plain look.
-    """
-
-    def kept() -> Seen:
-        seen = compute()
-        if any(isinstance(fact, Unknown) for fact in seen.facts):
-            raise _NotKept(seen)
-        return seen
-
-    try:
-        if not (contents and look.disk.full):
-            return look.memo.recall(key, stamp, kept)
-        fresh = kept()
-        return look.memo.recall(key, f"full {stamp} {fresh.facts!r}", lambda: fresh)
-    except _NotKept as unkept:
-        return unkept.seen
 
 
 def plain_word(difference: Difference) -> str | None:

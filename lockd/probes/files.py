@@ -227,7 +227,7 @@ def _other_digest(path: str, algorithm: str, content: str, look: Look) -> str | 
             return Seen((Unknown("file", shown(path), "it changes while it is read"),))
         return Seen((Fact("file", shown(path), {algorithm: f"{algorithm}:{read[1]}"}),))
 
-    fact = common.recall(look, ("file digest", path, algorithm), content, compute, contents=True).facts[0]
+    fact = look.memo.recall(("file digest", path, algorithm), content, compute).facts[0]
     return str(fact.attributes[algorithm]) if isinstance(fact, Fact) else Trouble(path, fact.reason)
 
 

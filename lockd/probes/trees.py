@@ -73,9 +73,7 @@ def look(rule: TreeRule, look: Look) -> Seen:
         return Seen((common.could_not_read("tree", subject, tree.troubles, root.path),))
     # 3. what follows from it
     key = ("tree", rule.path, root.path, root.target, rule.check, rule.change, rule.exclude)
-    return common.recall(
-        look, key, tree.stamp, lambda: _seen(rule, subject, link, tree, look.disk), contents=rule.check != "stat"
-    )
+    return look.memo.recall(key, tree.stamp, lambda: _seen(rule, subject, link, tree, look.disk))
 
 
 def claims(rule: TreeRule, kind: str, subject: str) -> bool:
