@@ -1,4 +1,4 @@
-"""What the kernel cannot or will not tell: full queues, watch limits, missing privileges, mounts. Each is said, and mended where it can be."""
+"""What the kernel cannot tell (full queues, limits, privileges, mounts) is said, and mended where it can be."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lockd.watch.hints import Hint
 from lockd.watch.watcher import Watcher
 from tests.watching import Collector, Remote, fanotify_permitted, needs_fanotify, needs_user_namespace, outside
 
@@ -20,7 +22,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts: root only")
 
 def burst(folder: Path, edits: int) -> None:
     """Edits of alternating files, so that the kernel cannot merge them."""
-    script = f"import os\nfor i in range({edits}):\n  fd=os.open(f'{folder}/f{{i % 50}}', os.O_WRONLY|os.O_CREAT); os.write(fd, b'x'); os.close(fd)"
+    edit = f"fd=os.open(f'{folder}/f{{i % 50}}', os.O_WRONLY|os.O_CREAT); os.write(fd, b'x'); os.close(fd)"
+    script = f"import os\nfor i in range({edits}): {edit}"
     subprocess.run(["python3", "-c", script], check=True)
 
 
@@ -71,9 +74,9 @@ def test_a_receiver_that_cannot_keep_up_gets_one_overflow(tmp_path: Path, monkey
     root, got = tmp_path / "venv", Collector()
     root.mkdir()
 
-    def slow(hint: object) -> None:
+    def slow(hint: Hint) -> None:
         time.sleep(0.005)
-        got(hint)  # type: ignore[arg-type]
+        got(hint)
 
     with Watcher([str(root)], on_hint=slow, cookie_folder=str(tmp_path / "c")) as watcher:
         outside(f"for i in $(seq 200); do echo > {root}/f$i; done")
@@ -142,10 +145,13 @@ def test_without_any_instance_everything_is_polled_and_nothing_is_proved(tmp_pat
 
 @needs_root
 @pytest.mark.parametrize("use", MODES)
-def test_a_mount_put_over_a_path_and_taken_off_again(tmp_path: Path, use: str) -> None:
+def test_a_mount_put_over_a_path_and_taken_off_again(tmp_path: Path, use: Any) -> None:
     root, got = tmp_path / "venv", Collector()
     (root / "lib").mkdir(parents=True)
-    with mounted(root) as mount, Watcher([str(root)], on_hint=got, cookie_folder=str(tmp_path / "c"), use=use) as watcher:  # type: ignore[arg-type]
+    with (
+        mounted(root) as mount,
+        Watcher([str(root)], on_hint=got, cookie_folder=str(tmp_path / "c"), use=use) as watcher,
+    ):
         mount("mount", "-t", "tmpfs", "none", str(root))
         assert watcher.sync(20)
         assert "mounts" in got.kinds(root)
@@ -222,11 +228,13 @@ def many_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("use", MODES)
-def test_5500_folders_are_all_watched(many_folders: Path, tmp_path: Path, use: str) -> None:
+def test_5500_folders_are_all_watched(many_folders: Path, tmp_path: Path, use: Any) -> None:
     got = Collector()
-    with Watcher([str(many_folders)], on_hint=got, cookie_folder=str(tmp_path / "c"), use=use) as watcher:  # type: ignore[arg-type]
+    with Watcher([str(many_folders)], on_hint=got, cookie_folder=str(tmp_path / "c"), use=use) as watcher:
         assert watcher.state()[str(many_folders)].mode != "polled"
         outside(f"for i in 0 13 49; do echo > {many_folders}/p$i/q109/f; echo > {many_folders}/p$i/q0/f; done")
         assert watcher.sync(30)
     for number in (0, 13, 49):
-        assert got.about(many_folders / f"p{number}" / "q109" / "f") and got.about(many_folders / f"p{number}" / "q0" / "f")
+        assert got.about(many_folders / f"p{number}" / "q109" / "f") and got.about(
+            many_folders / f"p{number}" / "q0" / "f"
+        )

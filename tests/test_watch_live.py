@@ -1,4 +1,4 @@
-"""A watcher over real folders, by each interface that the kernel grants: what happens is hinted, and nothing is lost in silence."""
+"""A watcher over real folders, by each interface that the kernel grants: what happens is hinted, nothing is lost."""
 
 from __future__ import annotations
 
@@ -43,14 +43,18 @@ def tree(tmp_path: Path) -> Path:
 def test_edit_create_remove_rename_and_chmod_are_hinted(tmp_path: Path, tree: Path, got: Collector, use: str) -> None:
     torch = tree / "lib" / "torch"
     with watching(tmp_path, [str(tree)], got, use) as watcher:
-        outside(f"cd {torch}; echo b >> version.py; echo > new.py; mv new.py newer.py; chmod 600 version.py; rm newer.py")
+        outside(
+            f"cd {torch}; echo b >> version.py; echo > new.py; mv new.py newer.py; chmod 600 version.py; rm newer.py"
+        )
         assert watcher.sync(20)
     assert {"changed", "attrib"} <= got.kinds(torch / "version.py")
     assert {"created", "moved"} <= got.kinds(torch / "new.py")
     assert {"moved", "removed"} <= got.kinds(torch / "newer.py")
 
 
-def test_a_new_folder_that_is_already_full_is_told_and_watched(tmp_path: Path, tree: Path, got: Collector, use: str) -> None:
+def test_a_new_folder_that_is_already_full_is_told_and_watched(
+    tmp_path: Path, tree: Path, got: Collector, use: str
+) -> None:
     full = tmp_path / "full"
     (full / "deep" / "er").mkdir(parents=True)
     (full / "deep" / "er" / "x.py").write_text("x")

@@ -1,4 +1,4 @@
-"""The kernel's bytes, recorded from real events, and what lies beside them: parsing is pure and never reads beyond its buffer."""
+"""The kernel's bytes, recorded from real events: parsing is pure and never reads beyond its buffer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lockd.watch import fanotify, inotify
 from lockd.watch.mounts import blindness, over, parse, within
 
-# `echo > a.py; mkdir sub; mv a.py b.py` seen by fanotify with REPORT_FID|DIR_FID|NAME|PIDFD; pidfds set to "process gone"
+# `echo > a.py; mkdir sub; mv a.py b.py` by fanotify, REPORT_FID|DIR_FID|NAME|PIDFD; pidfds set to "process gone"
 _GONE = "04000800ffffffff"
 _FOLDER = "32e3db2c783e5c4a0800000001000000ab20210086971eaf"
 FANOTIFY = bytes.fromhex(
@@ -118,7 +118,9 @@ rubbish
 def test_the_deepest_and_latest_mount_decides() -> None:
     mounts = parse(MOUNTINFO)
     assert len(mounts) == 6
-    kinds = {path: getattr(over(mounts, path), "kind", None) for path in ("/x", "/data sets/a", "/data", "/root/shared/f")}
+    kinds = {
+        path: getattr(over(mounts, path), "kind", None) for path in ("/x", "/data sets/a", "/data", "/root/shared/f")
+    }
     assert kinds == {"/x": "ext4", "/data sets/a": "nfs4", "/data": "ext4", "/root/shared/f": "tmpfs"}
 
 

@@ -105,6 +105,10 @@ class Remote:
         self.close()
 
 
+def states(watcher: Watcher) -> dict[str, list[str]]:
+    return {path: [state.mode, state.why] for path, state in watcher.state().items()}
+
+
 def _serve(use: Any, cookies: str, paths: list[str]) -> None:
     got: list[dict[str, Any]] = []
     lock = threading.Lock()
@@ -117,15 +121,14 @@ def _serve(use: Any, cookies: str, paths: list[str]) -> None:
         print(json.dumps(value), flush=True)
 
     with Watcher(paths, on_hint=take, cookie_folder=cookies, use=use) as watcher:
-        states = lambda: {path: [state.mode, state.why] for path, state in watcher.state().items()}  # noqa: E731
-        say(states())
+        say(states(watcher))
         for word in sys.stdin:
             if word.strip() == "retry":
                 watcher.retry()
             synced = watcher.sync(30)
             with lock:
                 hints, got[:] = list(got), []
-            say({"synced": synced, "hints": hints, "states": states()})
+            say({"synced": synced, "hints": hints, "states": states(watcher)})
 
 
 if __name__ == "__main__":

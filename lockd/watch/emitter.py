@@ -68,7 +68,7 @@ class HintEmitter(EventEmitter):
         self._asked: deque[str] = deque()
         self._told: dict[int, WatchState] = {}
         self._batch: dict[Hint, None] = {}
-        self._flooded = False
+        self._flooded = self._remounted = False
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     # life: start places everything in the caller's thread, so that what start() returned from is watched
@@ -103,7 +103,7 @@ class HintEmitter(EventEmitter):
                 owner.close()
 
     def _place_cookies(self) -> None:
-        """Watch the cookies' folder on every interface; where that fails no sync succeeds, and the caller is told so."""
+        """Watch the cookies' folder on every interface; where that fails, no sync succeeds."""
         self._cookie_keys = {}
         for interface in self._interfaces if self._cookies else ():
             key: Key = ("nowhere", interface.mode)
@@ -118,17 +118,24 @@ class HintEmitter(EventEmitter):
 
     def queue_events(self, timeout: float) -> None:
         """Wait for events and queue the hints that they give."""
-        ready = dict(self._poll.poll(timeout * 1000))
+        ready = self._ready(timeout)
         for interface in self._interfaces:
             if interface.fd in ready:
                 self._read(interface)
         self._look_up()
         self._flush()
 
+    def _ready(self, timeout: float) -> set[int]:
+        ready = {descriptor for descriptor, _ in self._poll.poll(timeout * 1000)}
+        if self._mounts and self._mounts.fd in ready:
+            self._remounted = True  # the kernel says it once, to whichever poll comes first
+        return ready
+
     def _look_up(self) -> None:
         """What comes beside the events: mounts, the bell, and what was lost by now."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(0)}
-        if self._mounts and self._mounts.fd in ready:
+        ready = self._ready(0)
+        if self._mounts and self._remounted:
+            self._remounted = False
             self._mounts_changed(self._mounts)
         if self._bell in ready:
             self._answer_bell()

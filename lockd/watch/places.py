@@ -111,6 +111,10 @@ class Places:
             self._let_go(path)
 
     def _place(self, index: int, target: Target) -> None:
+        if not self._interfaces:
+            self.real[index] = target.path
+            self._polled(index, self._why)
+            return
         if not self._see_through(target.path, target.path):
             self.real[index] = target.path  # not even touched: a dead server would hang us
             return

@@ -1,7 +1,7 @@
 """One process as /proc tells it, and the chain of its parents.
 
 Always holds: the texts are parsed by pure functions; what ended meanwhile is None, never half a process with
-another's parts: the start time is read before and after. Command lines are masked as they are read.
+another's parts: the its parts are read again until they fit. Command lines are masked as they are read.
 Never: writes, signals, attaches, or trusts a name in brackets more than /proc/PID/exe.
 """
 
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 _UNSET_LOGIN = 0xFFFFFFFF
 _MAX_TEXT = 1 << 16
 _MAX_CHAIN = 64
+_TRIES, _MOMENT = 3, 0.001  # an exec is over within a moment (seconds)
 
-_SECRET_NAME = re.compile(r"(token|secret|passw|api[-_]?key|access[-_]?key|credential|auth(?!or))", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(^|[-_.])(token|secret|passw\w*|passphrase|api[-_]?key|access[-_]?key|credentials?|auth)([-_.]|$)", re.IGNORECASE
+)
 _SECRET_SHAPE = re.compile(r"\b(hf_|gh[pousr]_|github_pat_|sk-|xox[abprs]-|AKIA)[\w-]{8,}")
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 _MASK = "***"
@@ -94,21 +98,31 @@ def mask(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_process(pid: int) -> Process | None:
-    """The process of that number, None if there is none (any more)."""
-    before = read_stat(pid)
-    if before is None:
+    """The process of that number, None if there is none (any more). Read again during an exec: its parts fit."""
+    for _ in range(_TRIES):
+        before = fingerprint(pid)
+        found = _read(pid) if before else None
+        if before is None or found is None:
+            return None
+        if fingerprint(pid) == before and (found.cmdline or not found.exe):
+            return found
+        time.sleep(_MOMENT)
+    return found
+
+
+def _read(pid: int) -> Process | None:
+    stat = read_stat(pid)
+    if stat is None:
         return None
-    found = Process(
+    return Process(
         pid,
-        before,
+        stat,
         _exe(pid),
         parse_cmdline(_text(pid, "cmdline")),
         parse_uid(_text(pid, "status")),
         login_uid(_text(pid, "loginuid")),
         parse_cgroup(_text(pid, "cgroup")),
     )
-    after = read_stat(pid)
-    return found._replace(stat=after) if after and after.started == before.started else None
 
 
 def read_stat(pid: int) -> Stat | None:
