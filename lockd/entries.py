@@ -50,7 +50,7 @@ class Finder:
         """The page and index of a relative path; None when it is not in the tree."""
         folder, _, name = path.rpartition("/")
         pages = self._record.folders.get(folder)
-        if not pages or not name or (folder and path.startswith("/")):
+        if not pages or not name or path.startswith("/"):
             return None
         number = bisect_right(self._firsts_of(folder, pages), name) - 1 if len(pages) > 1 else 0
         if number < 0:
