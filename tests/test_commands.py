@@ -128,7 +128,8 @@ def test_path_environment_folder_input_and_session_are_fixed(monkeypatch: pytest
     assert fact(pinned("pwd"), "command:value").attributes["output"] == "/"
     assert fact(pinned("cat"), "command:value").attributes["output"] == "", "no input"
     assert (
-        fact(shell("test $(cut -d -f6 /proc/$$/stat) = $$ && echo own"), "command:value").attributes["output"] == "own"
+        fact(shell("test $(cut -d' ' -f6 /proc/$$/stat) = $$ && echo own"), "command:value").attributes["output"]
+        == "own"
     )
 
 
