@@ -51,8 +51,6 @@ def main(argv: Sequence[str]) -> int:
         code = _dispatch(arguments, module)
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:
-        return _hush(UNKNOWN)
     except Exception as error:
         code = _fail(error, module, as_json="--json" in asked, debug="--debug" in asked)
     return _flush(code)
@@ -66,8 +64,14 @@ def warn(text: str) -> None:
 
 
 def emit(text: str) -> None:
-    """A result on stdout."""
-    print(text)
+    """A result on stdout. A reader that left is no error of ours; a disk that is full is."""
+    try:
+        print(text)
+    except BrokenPipeError:
+        _hush()
+    except OSError as error:
+        _hush()
+        raise LockdError(f"stdout could not be written: {error.strerror}") from None
 
 
 def _dispatch(arguments: list[str], module: list[ModuleType]) -> int:
@@ -93,6 +97,8 @@ def _without_verb(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         _parser(commands.load(verb) for verb in commands.available()).print_help()
         return OK
+    if arguments and arguments[-1] in _WITH_VALUE:
+        raise UsageError(f"{arguments[-1]} wants a value", hint="lockd --help lists the options")
     unknown = [
         argument for argument in arguments if argument.startswith("-") and argument.partition("=")[0] not in _OPTIONS
     ]
@@ -175,14 +181,14 @@ def _flush(code: int) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        return _hush(code)
+        _hush()
     except OSError as error:
         warn(f"stdout could not be written: {error.strerror}")
-        return _hush(UNKNOWN)
+        _hush()
+        return UNKNOWN
     return code
 
 
-def _hush(code: int) -> int:
-    """The reader is gone: nothing more goes to stdout, not even at exit."""
+def _hush() -> None:
+    """Nothing more goes to stdout, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return code
