@@ -87,9 +87,10 @@ def _check_step(folder: str, name: str, trust_unmapped: bool, notes: set[str]) -
         raise _Distrust(folder, f"a folder writable by {writers}", f"chmod {_fix(folder, found)} {folder}")
     # sticky: only the owner of the entry, of the folder, and root can move the entry away
     entry = os.path.join(folder, name)
-    held = os.lstat(entry)
-    if held.st_uid not in (0, os.geteuid()):
-        raise _Distrust(entry, f"owned by {_user(held.st_uid)}, in a folder writable by {writers}", "")
+    try:
+        _check_owner(entry, os.lstat(entry), trust_unmapped, notes)
+    except _Distrust as found_out:
+        raise _Distrust(entry, f"{found_out.reason}, in a folder writable by {writers}", found_out.hint) from None
 
 
 def _check_file(path: str, trust_unmapped: bool, notes: set[str]) -> None:
@@ -196,7 +197,7 @@ def _unmapped(path: str) -> bool:
     if not _has_fowner():
         return False
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_NOATIME | os.O_NONBLOCK | os.O_CLOEXEC))
+        os.close(os.open(path, os.O_RDONLY | os.O_NOATIME | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
         return error.errno == errno.EPERM
     return False
