@@ -9,7 +9,6 @@ Never: stores or shows the value of a secret, or makes a digest without a key.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import re
 import stat
@@ -20,19 +19,18 @@ from lockd.errors import LookError
 MASK = "***"
 KEY_SIZE = 32
 
+# Patterns as text: `re` compiles and keeps them when they are first used, which most looks never do.
 _WORD = r"(?:TOKENS?|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|APIKEY|AUTH)"
-_NAME = re.compile(
-    rf"(?:^|[_.\-]|API|ACCESS|AUTH|PRIVATE|SECRET){_WORD}(?:$|[_.\-]?(?:ID|[0-9]+)?$)|^AWS_", re.IGNORECASE
-)
+_NAME = rf"(?i)(?:^|[_.\-]|API|ACCESS|AUTH|PRIVATE|SECRET){_WORD}(?:$|[_.\-]?(?:ID|[0-9]+)?$)|^AWS_"
 _NOT_A_SECRET = frozenset({"PWD", "OLDPWD"})  # the working folder
-_USERINFO = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)|(?<=://)[^/\s@:]{20,}(?=@)")
-_TOKENS = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abpr]-[\w-]{10,}"
-    r"|AKIA[A-Z0-9]{16}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+_USERINFO = r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)|(?<=://)[^/\s@:]{20,}(?=@)"
+_TOKENS = (
+    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}"
+    r"|xox[abpr]-[\w-]{10,}|AKIA[A-Z0-9]{16}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
 )
-_BEARER = re.compile(r"(?i)\b(authorization\s*[:=]\s*(?:\w+\s+)?|bearer\s+|basic\s+)[^\s'\"]{6,}")
-_ASSIGNED = re.compile(r"(?<![\w.\-])(-{0,2})([A-Za-z][\w.\-]*)(=)('[^']*'|\"[^\"]*\"|[^\s'\",;&]+)")
-_OPTION = re.compile(r"(?<!\S)(-{1,2})([A-Za-z][\w\-]*)(\s+)('[^']*'|\"[^\"]*\"|[^\s\-][^\s]*)")
+_BEARER = r"(?i)\b(authorization\s*[:=]\s*(?:\w+\s+)?|bearer\s+|basic\s+)[^\s'\"]{6,}"
+_ASSIGNED = r"(?<![\w.\-])(-{0,2})([A-Za-z][\w.\-]*)(=)('[^']*'|\"[^\"]*\"|[^\s'\",;&]+)"
+_OPTION = r"(?<!\S)(-{1,2})([A-Za-z][\w\-]*)(\s+)('[^']*'|\"[^\"]*\"|[^\s\-][^\s]*)"
 
 
 # -- which are secret
@@ -40,17 +38,17 @@ _OPTION = re.compile(r"(?<!\S)(-{1,2})([A-Za-z][\w\-]*)(\s+)('[^']*'|\"[^\"]*\"|
 
 def token_like(name: str, value: str = "") -> bool:
     """Does the name of a variable or option, or its value, look like a secret?"""
-    return (bool(_NAME.search(name)) and name not in _NOT_A_SECRET) or bool(
-        _TOKENS.search(value) or _USERINFO.search(value)
+    return (bool(re.search(_NAME, name)) and name not in _NOT_A_SECRET) or bool(
+        re.search(_TOKENS, value) or re.search(_USERINFO, value)
     )
 
 
 def mask(text: str) -> str:
     """A line with its secrets hidden: `--token=…`, `HF_TOKEN=…`, credentials in URLs, tokens by their known shapes."""
-    text = _BEARER.sub(lambda match: match[1] + MASK, text)
-    text = _USERINFO.sub(MASK, _TOKENS.sub(MASK, text))
-    text = _ASSIGNED.sub(_masked, text)
-    return _OPTION.sub(_masked, text)
+    text = re.sub(_BEARER, lambda match: match[1] + MASK, text)
+    text = re.sub(_USERINFO, MASK, re.sub(_TOKENS, MASK, text))
+    text = re.sub(_ASSIGNED, _masked, text)
+    return re.sub(_OPTION, _masked, text)
 
 
 def mask_argv(argv: Iterable[str]) -> tuple[str, ...]:
@@ -73,6 +71,8 @@ def _masked(match: re.Match[str]) -> str:
 
 def digest(key: bytes, value: str) -> str:
     """`hmac-sha256:KEY:DIGEST`: a keyed digest of a secret. KEY (8 hex digits) tells which key made it."""
+    import hmac
+
     made = hmac.new(key, os.fsencode(value), hashlib.sha256).hexdigest()
     return f"hmac-sha256:{key_id(key)}:{made}"
 

@@ -266,3 +266,10 @@ def test_what_is_watched_is_the_file_its_target_or_where_a_glob_begins(model: Pa
     link.symlink_to(model.name)
     assert list(files.watched(FileRule(str(link)))) == [str(link), os.path.realpath(model)]
     assert list(files.watched(FileRule(f"{model.parent}/*.py"))) == [str(model.parent)]
+
+
+def test_a_name_that_looks_like_a_glob_is_found_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "x[1].py").write_text("x")
+    (tmp_path / "x1.py").write_text("x")
+    held = pinned(tmp_path / "x[1].py")
+    assert list(facts(held)) == [f"file:{tmp_path}/x1.py", f"file:{tmp_path}/x[1].py"]

@@ -48,7 +48,7 @@ def is_glob(path: str) -> bool:
 
 def expand(pattern: str) -> tuple[list[str], list[Trouble]]:
     """The existing paths that an absolute glob matches, sorted, and the folders that could not be listed on the way."""
-    found: set[str] = set()
+    found = {pattern} if os.path.lexists(pattern) else set()  # a name may look like a glob
     troubles: dict[str, Trouble] = {}
     parts = [part for part in pattern.split("/") if part]
     pending, visited = [("/", 0)], set()
@@ -270,9 +270,10 @@ def could_not_read(kind: str, subject: str, troubles: Iterable[Trouble], root: s
     """One Unknown for one or many troubles: the first in full, the others counted."""
     listed = list(troubles)
     first = listed[0]
-    where = os.path.join(root, first.path).rstrip("/") or "/"
+    path = shown(os.path.join(root, first.path).rstrip("/") or "/")
+    where = "" if path == subject else f"{path}: "
     more = f", and {len(listed) - 1:,} more" if len(listed) > 1 else ""
-    return Unknown(kind, subject, f"{shown(where)}: {shown(first.reason)}{more}")
+    return Unknown(kind, subject, f"{where}{shown(first.reason)}{more}")
 
 
 def plain_word(difference: Difference) -> str | None:
