@@ -37,6 +37,7 @@ HEADER = (
     "previous",
     "host",
 )
+SPELLED = {"launch": "launch_id", "host": "machine"}  # header words that would be kinds of fact, as the file has them
 TABLES = ("told", "entries")  # tables that are no kind of fact
 MEND = "`git checkout` it, or accept anew"
 
@@ -155,7 +156,7 @@ def parse(data: bytes, where: str) -> Lock:
     if digest is None or document.get("digest") != digest:
         raise BrokenLock("was edited by hand or cut short: its digest does not fit", where=where, hint=MEND)
     try:
-        header = {name: document[name] for name in HEADER if name in document}
+        header = {name: document[_spelled(name)] for name in HEADER if _spelled(name) in document}
         return Lock(**header, facts=Facts(_facts(document)), schema=SCHEMA, digest=digest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BrokenLock(f"was edited by hand or cut short: {error}", where=where, hint=MEND) from None
@@ -260,7 +261,11 @@ def _header(lock: Lock) -> Iterator[str]:
     for name in HEADER:
         value = getattr(lock, name)
         if value is not None:
-            yield f"{name} = {_toml(value)}"
+            yield f"{_spelled(name)} = {_toml(value)}"
+
+
+def _spelled(name: str) -> str:
+    return SPELLED.get(name, name)
 
 
 def _tables(facts: list[Fact], part: str) -> Iterator[str]:
@@ -278,7 +283,7 @@ def _tables(facts: list[Fact], part: str) -> Iterator[str]:
 
 
 def _place(fact: Fact) -> tuple[str, str]:
-    if fact.kind in (*HEADER, *TABLES, "schema", "digest"):
+    if fact.kind in (*map(_spelled, HEADER), *TABLES, "schema", "digest"):
         raise ValueError(f"{fact.name}: a lock can't hold that kind of fact")
     if fact.kind != "package":
         return _key(fact.kind), fact.subject
