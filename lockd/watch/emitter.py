@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ from lockd.watch.places import Concern, Interface, Places
 from lockd.watch.who import Asker
 
 _UNTOLD = Who("not observed", "no process: the watching itself tells it")
+_AHEAD = -15  # nice value of the reading thread alone
 QUEUED = 100_000  # hints that may wait for the receiver; beyond, they are one overflow
 
 
@@ -85,6 +87,14 @@ class HintEmitter(EventEmitter):
         self._poll.register(self._bell, select.POLLIN)
         if self._mounts:
             self._poll.register(self._mounts.fd, select.POLLPRI)
+
+    def run(self) -> None:
+        """Read until stopped, ahead of other work where that is allowed: a writer may end before it was looked at."""
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _AHEAD)
+        except OSError:
+            pass
+        super().run()
 
     def on_thread_stop(self) -> None:
         """Wake the thread, which then ends."""
@@ -271,7 +281,7 @@ class HintEmitter(EventEmitter):
         once it caught up.
         """
         waiting = self._event_queue.qsize()
-        if not self._flooded and waiting + len(self._batch) > QUEUED:
+        if self._batch and not self._flooded and waiting + len(self._batch) > QUEUED:
             self._flooded = True
         if self._flooded:
             self._batch = {}
