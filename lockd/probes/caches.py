@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from lockd.disk import Trouble
 from lockd.facts import ABSENT, Fact, Facts, Value, set_digest, shown, token
 from lockd.findings import Breach
-from lockd.probes import Seen, common
+from lockd.probes import Seen, common, paths
 from lockd.probes.cache import condition, kinds
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def look(rule: CacheRule, look: Look) -> Seen:
     """Read the one fact of a rule."""
     subject = shown(rule.path)
     # 1. what is at the path
-    root = common.find_root(rule.path)
+    root = paths.find_root(rule.path)
     if isinstance(root, Trouble):
         return Seen((common.could_not_read("cache", subject, [root]),))
     if root is None:
@@ -117,7 +117,7 @@ def word(difference: Difference) -> str:
 
 def watched(rule: CacheRule) -> Iterable[str]:
     """The folder, and where it leads when it is a link."""
-    return common.with_target(rule.path)
+    return paths.with_target(rule.path)
 
 
 # -- the fact
@@ -174,12 +174,12 @@ def _contents(root: str, entries: _Entries, look: Look) -> dict[str, str] | Trou
     digests = look.disk.digests(files.values()) if files else {}
     contents: dict[str, str] = {}
     for path, entry in entries.items():
-        content: str | Trouble = f"-> {common.link_text(os.path.join(root, path))}" if entry.kind == "l" else "special"
+        content: str | Trouble = f"-> {paths.link_text(os.path.join(root, path))}" if entry.kind == "l" else "special"
         if entry.kind == "f":
             content = digests[files[path]]
         if not isinstance(content, Trouble):
             contents[path] = content
-        elif common.lstat(files[path]) is not None:
+        elif paths.lstat(files[path]) is not None:
             return content
     return contents
 

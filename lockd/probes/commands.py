@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockd import secrets
 from lockd.facts import Fact, Facts, Unknown, Value, shown
-from lockd.probes import Seen, common
+from lockd.probes import Seen, common, paths
 
 if TYPE_CHECKING:
     import subprocess
@@ -126,7 +126,7 @@ def run(argv: tuple[str, ...], timeout: str) -> Ended:
             start_new_session=True,
         )
     except OSError as error:
-        return Ended(b"", b"", f"{shown(program)} does not start: {common.reason(error)}")
+        return Ended(b"", b"", f"{shown(program)} does not start: {paths.reason(error)}")
     except ValueError as error:  # a NUL in an argument, no duration
         return Ended(b"", b"", shown(str(error)))
     # 2. its output, its end, and the end of all that it started

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from lockd import globs, secrets
 from lockd.facts import ABSENT, Fact, Facts, Unknown, Value, shown
 from lockd.findings import Breach
-from lockd.probes import Seen, common
+from lockd.probes import Seen, paths
 
 if TYPE_CHECKING:
     from lockd.findings import Difference
@@ -48,26 +48,26 @@ def look(rule: Rule, look: Look) -> Seen:
         look.not_looked.append("env (the daemon has no launch)")
         return Seen(())
     environ = look.launch.environ
-    names = sorted({*environ, *(name for name in rule if not common.is_glob(name))})
+    names = sorted({*environ, *(name for name in rule if not paths.is_glob(name))})
     facts = (_fact(name, environ.get(name), rule, look.secret_key) for name in names)
     return Seen(tuple(fact for fact in facts if fact is not None))
 
 
 def claims(rule: Rule, kind: str, subject: str) -> bool:
     """Does a name or glob of the rule answer for that variable?"""
-    return kind == "env" and _key(rule, common.unshown(subject)) is not None
+    return kind == "env" and _key(rule, paths.unshown(subject)) is not None
 
 
 def severity(rule: Rule, policy: Policy, kind: str, subject: str, change: str) -> Severity:
     """The variable's own word, else the policy's."""
-    key = _key(rule, common.unshown(subject))
+    key = _key(rule, paths.unshown(subject))
     return (rule[key].on_drift if key is not None else None) or policy.on_drift
 
 
 def breaches(rule: Rule, policy: Policy, found: Facts) -> Iterator[Breach]:
     """Variables that are set though forbidden, or that have another value than the policy's."""
     for fact in found.known():
-        key = _key(rule, common.unshown(fact.subject)) if fact.kind == "env" else None
+        key = _key(rule, paths.unshown(fact.subject)) if fact.kind == "env" else None
         if key is None:
             continue
         one = rule[key]
@@ -103,7 +103,7 @@ def _key(rule: Rule, name: str) -> str | None:
     """The most specific name or glob of the rule for a variable. None: it names none."""
     if name in rule:
         return name
-    matching = [glob for glob in rule if common.is_glob(glob) and "/" not in name and globs.matches((glob,))(name)]
+    matching = [glob for glob in rule if paths.is_glob(glob) and "/" not in name and globs.matches((glob,))(name)]
     return max(matching, key=lambda glob: (sum(one not in "*?[]" for one in glob), glob), default=None)
 
 

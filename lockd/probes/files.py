@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockd.disk import Trouble
 from lockd.facts import ABSENT, Fact, Facts, Unknown, Value, shown
 from lockd.findings import Breach
-from lockd.probes import Seen, common
+from lockd.probes import Seen, common, paths
 
 if TYPE_CHECKING:
     from lockd.findings import Difference
@@ -63,9 +63,8 @@ class _Thing(NamedTuple):
 def look(rule: FileRule, look: Look) -> Seen:
     """Read the facts of one rule: the file that it names, or those that its glob matches."""
     # 1. the names
-    paths, troubles = common.expand(rule.path) if common.is_glob(rule.path) else ([rule.path], [])
-    paths = [path for path in paths if not _left_out(rule, path)]
-    things = [(path, _thing(path)) for path in paths]
+    names, troubles = paths.expand(rule.path) if paths.is_glob(rule.path) else ([rule.path], [])
+    things = [(path, _thing(path)) for path in names if not _left_out(rule, path)]
     # 2. the contents, all at once
     contents = sorted({thing.content for _, thing in things if isinstance(thing, _Thing) and thing.content})
     digests = look.disk.digests(contents) if contents else {}
@@ -82,7 +81,7 @@ def look(rule: FileRule, look: Look) -> Seen:
 
 def claims(rule: FileRule, kind: str, subject: str) -> bool:
     """Does this rule answer for that file?"""
-    return kind == "file" and common.covers(rule.path, subject) and not _left_out(rule, common.unshown(subject))
+    return kind == "file" and paths.covers(rule.path, subject) and not _left_out(rule, paths.unshown(subject))
 
 
 def severity(rule: FileRule, policy: Policy, kind: str, subject: str, change: str) -> Severity:
@@ -116,16 +115,16 @@ def word(difference: Difference) -> str:
 
 def watched(rule: FileRule) -> Iterable[str]:
     """The file, or the folder in which a glob begins; and what a link leads to."""
-    if common.is_glob(rule.path):
-        return (common.fixed_folder(rule.path),)
-    return common.with_target(rule.path)
+    if paths.is_glob(rule.path):
+        return (paths.fixed_folder(rule.path),)
+    return paths.with_target(rule.path)
 
 
 # -- names
 
 
 def _left_out(rule: FileRule, path: str) -> bool:
-    return bool(rule.exclude) and common.excluded(rule.exclude, common.fixed_folder(rule.path), path)
+    return bool(rule.exclude) and paths.excluded(rule.exclude, paths.fixed_folder(rule.path), path)
 
 
 def _is_bare(pattern: str) -> bool:
@@ -140,16 +139,16 @@ def _is_folder(fact: Fact | Unknown) -> bool:
 
 
 def _thing(path: str) -> _Thing | Trouble | None:
-    status = common.lstat(path)
+    status = paths.lstat(path)
     if status is None or isinstance(status, Trouble):
         return status
     if not stat.S_ISLNK(status.st_mode):
         content = path if stat.S_ISREG(status.st_mode) else ""
-        return _Thing(path, status, None, status, common.file_type(status.st_mode), content)
+        return _Thing(path, status, None, status, paths.file_type(status.st_mode), content)
     try:
         return _linked(path, status)
     except OSError as error:
-        return Trouble(path, common.reason(error))
+        return Trouble(path, paths.reason(error))
 
 
 def _linked(path: str, status: os.stat_result) -> _Thing:
@@ -163,7 +162,7 @@ def _linked(path: str, status: os.stat_result) -> _Thing:
         if error.errno != errno.ELOOP:
             raise
         return _Thing(path, status, link, None, "loop", "")
-    return _Thing(path, status, link, end, common.file_type(end.st_mode), real if stat.S_ISREG(end.st_mode) else "")
+    return _Thing(path, status, link, end, paths.file_type(end.st_mode), real if stat.S_ISREG(end.st_mode) else "")
 
 
 def _fact(
@@ -176,7 +175,7 @@ def _fact(
         return common.could_not_read("file", subject, [thing])
     content = digests[thing.content] if thing.content else ""
     if isinstance(content, Trouble):
-        gone = common.lstat(path) is None  # while it was read
+        gone = paths.lstat(path) is None  # while it was read
         return Fact("file", subject, ABSENT) if gone else common.could_not_read("file", subject, [content])
     told = _told(thing)
     for algorithm in sorted(_algorithms(look.policy, subject)) if content else ():
@@ -188,7 +187,7 @@ def _fact(
 
 
 def _attributes(thing: _Thing, content: str) -> dict[str, Value]:
-    attributes: dict[str, Value] = {"type": common.file_type(thing.status.st_mode)}
+    attributes: dict[str, Value] = {"type": paths.file_type(thing.status.st_mode)}
     if thing.link is not None:
         attributes.update(target=shown(thing.link), target_type=thing.end_type)
     if content and thing.end is not None:
@@ -202,8 +201,8 @@ def _told(thing: _Thing) -> dict[str, Value]:
     return {
         "size": status.st_size,
         "mode": mode,
-        "owner": common.owner(status),
-        "mtime": common.iso(status.st_mtime_ns),
+        "owner": paths.owner(status),
+        "mtime": paths.iso(status.st_mtime_ns),
     }
 
 
@@ -235,7 +234,7 @@ def _stream(path: str, algorithm: str) -> tuple[str, str] | Trouble:
     """sha256 and another digest of one regular file, read once in pieces."""
     hashes = (hashlib.sha256(), hashlib.new(algorithm, usedforsecurity=False))
     try:
-        descriptor = common.open_regular(path)
+        descriptor = paths.open_regular(path)
         try:
             while piece := os.read(descriptor, _BUFFER):
                 for one in hashes:
@@ -243,7 +242,7 @@ def _stream(path: str, algorithm: str) -> tuple[str, str] | Trouble:
         finally:
             os.close(descriptor)
     except OSError as error:
-        return Trouble(path, common.reason(error))
+        return Trouble(path, paths.reason(error))
     return hashes[0].hexdigest(), hashes[1].hexdigest()
 
 

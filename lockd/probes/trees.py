@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from lockd.disk import Trouble
 from lockd.facts import ABSENT, Fact, Facts, Value, set_digest, shown, token
-from lockd.probes import Manifest, Seen, common
+from lockd.probes import Manifest, Seen, common, paths
 
 if TYPE_CHECKING:
     from lockd.disk import Disk, Entry, Tree
@@ -55,7 +55,7 @@ def look(rule: TreeRule, look: Look) -> Seen:
     """Read the one fact of a rule."""
     subject = shown(rule.path)
     # 1. what is at the path
-    root = common.find_root(rule.path)
+    root = paths.find_root(rule.path)
     if isinstance(root, Trouble):
         return Seen((common.could_not_read("tree", subject, [root]),))
     if root is None:
@@ -119,7 +119,7 @@ def word(difference: Difference) -> str:
 
 def watched(rule: TreeRule) -> Iterable[str]:
     """The folder, and where it leads when it is a link."""
-    return common.with_target(rule.path)
+    return paths.with_target(rule.path)
 
 
 # -- what is there
@@ -194,7 +194,7 @@ def _words(tree: Tree, contents: Mapping[str, str]) -> Iterator[tuple[str, str]]
 def _word(root: str, path: str, entry: Entry, contents: Mapping[str, str]) -> str:
     if entry.kind == "f":
         return f"f:{entry.size}:{contents[path]}" if path in contents else f"f:{entry.size}"
-    return f"l:{common.link_text(os.path.join(root, path))}" if entry.kind == "l" else entry.kind
+    return f"l:{paths.link_text(os.path.join(root, path))}" if entry.kind == "l" else entry.kind
 
 
 def _digest(words: Iterable[tuple[str, str]]) -> str:
@@ -219,7 +219,7 @@ def _told(tree: Tree, contents: Mapping[str, str]) -> dict[str, Value]:
     links = sum(entry.kind == "l" for entry in tree.entries.values())
     newest = max((entry.mtime for entry in tree.entries.values() if entry.kind == "f"), default=None)
     told: dict[str, Value] = {"links": links, "read": len(contents)}
-    return told if newest is None else {**told, "newest": common.iso(newest)}
+    return told if newest is None else {**told, "newest": paths.iso(newest)}
 
 
 def _manifest(tree: Tree, contents: Mapping[str, str]) -> Manifest:

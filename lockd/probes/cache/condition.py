@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from lockd import globs
 from lockd.facts import shown
-from lockd.probes import common
+from lockd.probes import paths
 
 LINES = 5  # entries that one told line names
 _HEADER = 1 << 16
@@ -36,13 +36,13 @@ def half_written(root: str, sizes: Iterable[tuple[str, int]]) -> tuple[str, ...]
 
 def _object(root: str, path: str, size: int) -> str:
     try:
-        descriptor = common.open_regular(os.path.join(root, path))
+        descriptor = paths.open_regular(os.path.join(root, path))
         try:
             header = os.read(descriptor, _HEADER)
         finally:
             os.close(descriptor)
     except OSError as error:
-        return f"{shown(path)}: {common.reason(error)}"
+        return f"{shown(path)}: {paths.reason(error)}"
     wanted = elf_size(header)
     if wanted is None:
         return (
@@ -82,7 +82,7 @@ def planted(path: str, root: str, entries: Iterable[tuple[str, str]], owner: int
     status = os.stat(root)
     lines = [f"{shown(path)} is a link to {shown(os.path.realpath(path))}"] if os.path.islink(path) else []
     if status.st_uid not in (owner, 0):
-        lines.append(f"{shown(root)} belongs to {common.owner(status)}")
+        lines.append(f"{shown(root)} belongs to {paths.owner(status)}")
     if status.st_mode & stat.S_IWOTH:
         lines.append(f"anybody may write in {shown(root)}")
     return _first([*lines, *_foreign(root, entries, status.st_uid)])
@@ -90,15 +90,15 @@ def planted(path: str, root: str, entries: Iterable[tuple[str, str]], owner: int
 
 def _foreign(root: str, entries: Iterable[tuple[str, str]], uid: int) -> Iterator[str]:
     for path, kind in entries:
-        status = common.lstat(os.path.join(root, path))
+        status = paths.lstat(os.path.join(root, path))
         if not isinstance(status, os.stat_result):
             continue
         if kind == "l":
             yield f"{shown(path)} is a link"
         elif kind == "o":
-            yield f"{shown(path)} is a {common.file_type(status.st_mode)}"
+            yield f"{shown(path)} is a {paths.file_type(status.st_mode)}"
         if status.st_uid != uid:
-            yield f"{shown(path)} belongs to {common.owner(status)}"
+            yield f"{shown(path)} belongs to {paths.owner(status)}"
 
 
 def _first(lines: list[str]) -> tuple[str, ...]:
