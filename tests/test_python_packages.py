@@ -400,9 +400,7 @@ def test_pins_that_hold(env: Env, pin: str) -> None:
     assert broken(env, packages={"torch": pin}) == []
 
 
-@pytest.mark.parametrize(
-    "pin", ["2.11.0+cu130", "2.11", "==2.10.0", "<2.11", ">2.11.0", "nonsense"][:1] + ["==2.10.0", "<2.11", "!=2.11.0"]
-)
+@pytest.mark.parametrize("pin", ["2.11.0+cu130", "2.11.0+cu1", "==2.10.0", "<2.11", "!=2.11.0", "not a version"])
 def test_pins_that_are_broken(env: Env, pin: str) -> None:
     (breach,) = broken(env, packages={"torch": pin})
     assert (breach.fact, breach.key, breach.found) == (
