@@ -200,13 +200,8 @@ def _severities(policy: Policy) -> Said:
 def _too_large(key: str, path: str) -> Said:
     size, whole = _size(path)
     if size > HUGE or not whole:
-        more = "" if whole else f", in more than {_COUNTED:,} files"
-        yield (
-            key,
-            f"keeps a copy of {path}: {size / (1 << 30):.1f} GiB or more{more}"
-            if more
-            else (f"keeps a copy of {path}: {size / (1 << 30):.1f} GiB"),
-        )
+        more = "" if whole else f" and more, in over {_COUNTED:,} files"
+        yield key, f"keeps a copy of {path}: {size / (1 << 30):.1f} GiB{more}"
 
 
 def _size(path: str) -> tuple[int, bool]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from lockd.rules import CacheKind
 
 _FOLDERS = 2_000  # looked into below one root
-_TRAINING = re.compile(r"(?:pre)?train.*\.py|.*_train\.py|finetune.*\.py|sft.*\.py")
+_TRAINING = re.compile(r"(?:pre)?train.*\.py|.*_train\.py|finetune.*\.py|sft.*\.py", re.DOTALL)
 _STARTERS = re.compile(r"\b(?:torchrun|accelerate\s+launch|deepspeed|torch\.distributed\.(?:run|launch))\b")
 _SCRIPT_WORD = re.compile(r"[\w./+-]+\.py\b")
 _BUILD = {"__version__": "version", "cuda": "cuda", "hip": "hip", "git_version": "git"}  # of torch/version.py
