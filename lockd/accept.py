@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockd import check, names
@@ -18,11 +18,14 @@ from lockd.errors import LookError, RefusedError, UsageError
 from lockd.facts import Fact, Facts, Unknown, launch_id
 from lockd.findings import Breach, Difference
 from lockd.lock import Lock
+from lockd.probes import rules
 from lockd.verdict import owner, severity_of, word
 
 if TYPE_CHECKING:
     from lockd.check import Report
 
+_WRONG = ("broken", "missing", "malformed", "duplicate")  # first words of a package's state that need leave
+_FLEETING = ("mtime", "newest")  # told, and moved by a touch: no line of a lock should change for that
 _LISTED = 12  # facts that one message spells out
 
 
@@ -74,7 +77,7 @@ def plan(report: Report, wish: Wish, stamp: Stamp) -> Plan:
     chosen = frozenset(_chosen(report, wish))
     # 3. could all of them be read, and is there anything at all?
     _check_known(report, chosen)
-    _check_plausible(report, chosen)
+    _check_plausible(report, chosen, whole=not wish.only)
     # 4. what the lock will hold, and whether the policy and the packages agree
     facts = Facts(_merged(report, chosen, whole=not wish.only))
     _check_pins(report, facts, chosen if wish.only else frozenset((*chosen, *facts, *_pinned(report))))
@@ -92,10 +95,16 @@ def _chosen(report: Report, wish: Wish) -> Iterator[str]:
     if wish.only:
         yield from _asked_for(report, wish.only)
         return
-    locked = report.lock.facts if report.lock is not None else {}
     for name, fact in report.sight.facts.items():
-        if fact.kind != "env" or wish.environ or name not in locked:
+        if fact.kind != "env" or wish.environ or _new_variable(report, name):
             yield name
+
+
+def _new_variable(report: Report, name: str) -> bool:
+    """Variables are recorded from the accepting process only at first, or when the policy was edited to name them."""
+    if report.lock is None:
+        return True
+    return name not in report.lock.facts and report.lock.policy_digest != report.policy.digest
 
 
 def _asked_for(report: Report, patterns: Iterable[str]) -> Iterator[str]:
@@ -114,12 +123,16 @@ def _asked_for(report: Report, patterns: Iterable[str]) -> Iterator[str]:
 def _merged(report: Report, chosen: frozenset[str], *, whole: bool) -> Iterator[Fact]:
     """The chosen facts from this look, the others from the lock before."""
     found = report.sight.facts
-    yield from (fact for fact in found.known() if fact.name in chosen)
+    yield from (_lasting(fact) for fact in found.known() if fact.name in chosen)
     if report.lock is None:
         return
     for fact in report.lock.facts.known():
         if fact.name not in chosen and (not whole or _stays(report, fact)):
             yield fact
+
+
+def _lasting(fact: Fact) -> Fact:
+    return replace(fact, told={name: value for name, value in fact.told.items() if name not in _FLEETING})
 
 
 def _stays(report: Report, fact: Fact) -> bool:
@@ -154,10 +167,10 @@ def _matters(report: Report, fact: Unknown) -> bool:
     return severity_of(report.policy, fact.name, "unreadable", report.sight.claimed) in ("block", "warn")
 
 
-def _check_plausible(report: Report, chosen: frozenset[str]) -> None:
+def _check_plausible(report: Report, chosen: frozenset[str], *, whole: bool) -> None:
     """A baseline of nothing passes everything: refused. So is an environment that is not there."""
     found = [fact for fact in report.sight.facts.known() if fact.name in chosen]
-    if not found and report.lock is None:
+    if whole and not found and any(section != "env" for section, _ in rules(report.policy)):
         raise RefusedError(
             "the look found nothing at all: no known-good state", where=report.policy.path, hint="lockd policy check"
         )
@@ -202,7 +215,7 @@ def _check_modified(report: Report, chosen: frozenset[str], allowed: tuple[str, 
     wanted = {normal(name) for name in allowed}
     found = [fact for fact in _modified(report, chosen) if normal(fact.subject.rpartition("/")[2]) not in wanted]
     if found:
-        what = _lines("packages differ from what was installed (their own RECORD):", map(_how_modified, found))
+        what = _lines("packages are not as they were installed (their own RECORD):", map(_how_modified, found))
         words = " ".join(f"--allow-modified {fact.subject.rpartition('/')[2]}" for fact in found[:3])
         raise RefusedError(what, hint=f"reinstall them; if the edit is meant to be known good: {words}")
 
@@ -211,16 +224,28 @@ def _modified(report: Report, chosen: frozenset[str]) -> Iterator[Fact]:
     """Packages that differ from their own wheel, and not already did so in the lock before, in the same way."""
     before: Mapping[str, Fact | Unknown] = report.lock.facts if report.lock is not None else {}
     for fact in report.sight.facts.known():
-        if fact.kind == "package" and fact.name in chosen and fact.told.get("modified"):
+        if fact.kind == "package" and fact.name in chosen and (fact.told.get("modified") or _wrong(fact)):
             old = before.get(fact.name)
             if not isinstance(old, Fact) or dict(old.attributes) != dict(fact.attributes):
                 yield fact
 
 
+def _wrong(fact: Fact) -> str:
+    """What is wrong with an installation, beyond what cannot be checked at all."""
+    words = str(fact.attributes.get("state", "")).split("; ")
+    return "; ".join(word for word in words if word.split(" ")[0].rstrip(":") in _WRONG)
+
+
 def _how_modified(fact: Fact) -> str:
     examples = fact.told.get("modified_files", ())
     named = f" ({', '.join(examples[:3])})" if isinstance(examples, tuple) and examples else ""
-    return f"{fact.subject}: {fact.told['modified']} of its files{named}"
+    count = fact.told.get("modified")
+    return "; ".join(
+        (
+            f"{fact.subject}: {count} of its files{named}" if count else f"{fact.subject}:",
+            *filter(None, (_wrong(fact),)),
+        )
+    )
 
 
 def normal(name: str) -> str:

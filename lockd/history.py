@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,7 +44,8 @@ def record(state: State | None, report: Report) -> None:
     if state is None or report.lock is None:
         return
     keys = {finding.fact: _key(finding) for finding in _lasting(report)}
-    if keys == _keys(_parse(_read(state.standing_path))):
+    text = _read(state.standing_path)
+    if keys == _keys(_parse(text)) and (text is not None or not os.path.exists(state.store_path)):
         return
     store = state.store(create=True)
     if store is None:

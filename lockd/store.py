@@ -279,12 +279,12 @@ class Store:
         self.change("INSERT OR REPLACE INTO standing VALUES (1, ?)", body)
 
 
-def open(path: str, *, create: bool = True) -> Store | None:  # reads as store.open
+def open(path: str, *, create: bool = True, thorough: bool = False) -> Store | None:  # reads as store.open
     """Open the store of a state folder. None: there is none, and none was to be made.
 
-    A corrupt one is moved aside and said in `notices`, or refused where nothing may be made.
+    A corrupt one is moved aside and said in `notices`, or refused where nothing may be made. thorough: read every page.
     """
-    opened = store_file.connect(path, create=create)
+    opened = store_file.connect(path, create=create, thorough=thorough)
     return None if opened is None else Store(path, *opened)
 
 

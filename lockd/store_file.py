@@ -25,7 +25,7 @@ class StoreError(LockdError):
     """The store can't be used: full, newer, unreadable. The lock is untouched by that."""
 
 
-def connect(path: str, *, create: bool) -> tuple[sqlite3.Connection, tuple[str, ...]] | None:
+def connect(path: str, *, create: bool, thorough: bool = False) -> tuple[sqlite3.Connection, tuple[str, ...]] | None:
     """A connection, and what a person should be told. None: there is no store, and none was to be made."""
     notices: tuple[str, ...] = ()
     for _ in range(2):
@@ -33,7 +33,7 @@ def connect(path: str, *, create: bool) -> tuple[sqlite3.Connection, tuple[str, 
             if not create:
                 return None
             _build(path)
-        connection, broken = _connect(path)
+        connection, broken = _connect(path, thorough)
         if connection is not None:
             return connection, notices
         if not create:
@@ -60,7 +60,7 @@ def spoken(path: str) -> Iterator[None]:
         raise StoreError(f"the store could not be used: {error}", where=path, hint=hint) from error
 
 
-def _connect(path: str) -> tuple[sqlite3.Connection | None, str]:
+def _connect(path: str, thorough: bool) -> tuple[sqlite3.Connection | None, str]:
     """A connection of the right version; or None and what is corrupt."""
     import sqlite3
 
@@ -71,12 +71,16 @@ def _connect(path: str) -> tuple[sqlite3.Connection | None, str]:
             for pragma in ("foreign_keys = ON", "synchronous = FULL"):
                 connection.execute(f"PRAGMA {pragma}")
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if thorough else "ok"
         except sqlite3.OperationalError:  # busy, or no right to it: not corrupt
             connection.close()
             raise
         except sqlite3.DatabaseError as error:
             connection.close()
             return None, str(error)
+    if found != "ok":
+        connection.close()
+        return None, found.replace("\n", " ")
     if version > VERSION:
         connection.close()
         hint = "use the lockd that wrote it, or a newer one"

@@ -196,6 +196,21 @@ def test_a_corrupt_store_is_moved_aside_and_said(where: str) -> None:
     assert aside[0] in found.notices[0]
 
 
+def test_a_page_gone_bad_is_found_by_a_thorough_opening(opened: Store, where: str) -> None:
+    for number in range(1, 40):
+        accept(opened, number, {"file:/a": {f"{one}": os.urandom(9).hex() for one in range(50)}})
+    opened.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    opened.close()
+    with open(where, "r+b") as file:
+        file.seek(4096 * 12)
+        file.write(b"\xff" * 4096 * 4)
+    found = store.open(where, thorough=True)
+    assert found is not None
+    with found:
+        assert "corrupt" in found.notices[0]
+        assert found.generations() == []
+
+
 def test_a_failed_transaction_leaves_nothing(opened: Store) -> None:
     with pytest.raises(RuntimeError), opened.transaction():
         opened.append(Event("2026", "note", "half"))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockd.origin import Origin
     from lockd.rules import Policy
     from lockd.state import State
+    from lockd.store import Store
 
 
 @dataclass(frozen=True)
@@ -185,9 +186,9 @@ def _wish(args: argparse.Namespace) -> Wish:
 def _next(scene: Scene) -> int:
     """One more than the lock, and than any generation that this state knows."""
     known = [scene.before.generation] if scene.before is not None else []
-    store = None if scene.state is None else scene.state.store()
-    if store is not None:
-        with store:
+    state = scene.state
+    if state is not None and os.path.exists(state.store_path):
+        with _store(state) as store:
             known += [generation.number for generation in store.generations()]
     return max(known, default=0) + 1
 
@@ -217,17 +218,13 @@ def _ask(question: str) -> bool:
 
 
 def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, who: Origin) -> int:
-    from lockd import accept_record, cli, store
+    from lockd import accept_record, cli
 
     state = scene.state
     assert state is not None  # _open saw to it
     with accept_record.alone(state, cli.warn):
         manifests = {name: rows for name, rows in report.sight.manifests().items() if name in plan.lock.facts}
-        opened = store.open(state.store_path)
-        assert opened is not None  # created where missing
-        with opened:
-            for notice in opened.notices:
-                cli.warn(notice)
+        with _store(state) as opened:
             new = accept_record.record(scene.policy, opened, plan, scene.seen, manifests, who)
             state.accept_digest(scene.policy.digest)
             again = _look_again(scene, new, opened)
@@ -235,7 +232,18 @@ def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, 
     return _self_test(again, plan)
 
 
-def _look_again(scene: Scene, new: Lock, store: Any) -> Report:
+def _store(state: State) -> Store:
+    """The store, made where missing, started anew where corrupt, which is said."""
+    from lockd import cli, store
+
+    opened = store.open(state.store_path, thorough=True)
+    assert opened is not None  # it is made where missing
+    for notice in opened.notices:
+        cli.warn(notice)
+    return opened
+
+
+def _look_again(scene: Scene, new: Lock, store: Store) -> Report:
     """The new lock against the machine; what still differs stands in the history from here on."""
     from lockd import check, history
 
