@@ -97,12 +97,12 @@ def test_a_group_of_others_may_not_write(policy: Path) -> None:
 
 
 def test_the_private_group_of_the_owner_may_write(policy: Path) -> None:
-    user = pwd.getpwuid(os.geteuid())
-    others = [one for one in pwd.getpwall() if one.pw_gid == user.pw_gid and one.pw_uid != user.pw_uid]
     try:
+        user = pwd.getpwuid(os.geteuid())
         group = grp.getgrnam(user.pw_name)
     except KeyError:
         pytest.skip("this user has no private group")
+    others = [one for one in pwd.getpwall() if one.pw_gid == user.pw_gid and one.pw_uid != user.pw_uid]
     if group.gr_gid != user.pw_gid or set(group.gr_mem) - {user.pw_name} or others:
         pytest.skip("the group of this user's name is not private")
     os.chown(policy, -1, group.gr_gid)
