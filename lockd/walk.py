@@ -25,7 +25,8 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _TYPE = 0o170000
 _DIRECTORY = 0o040000
 
-_END: tuple[str, Page | None, int] = ("", None, 0)
+Placed = tuple[str, Page | None, int]  # a name, its page (None: no more), its index there
+_END: Placed = ("", None, 0)
 
 Change = tuple[str, int, bytes | None]  # folder, page number, its rows now; None: list the folder again
 
@@ -139,12 +140,12 @@ def _follow_folder(record: Record, path: str, mode: int, stale: set[str]) -> Non
 def _list(record: Record, root: str, device: int, folder: str, excluded: Excluded, stale: set[str]) -> None:
     """List one folder anew, keep the digests of what stayed the same, and say which folders below have to be listed."""
     now = time.time_ns()
-    before = record.folders[folder]
+    before = _placed(record.folders[folder])
+    pages = record.folders[folder] = []
     _clear_troubles(record, folder)
     record.touch()
     record.troubles.pop(folder, None)
     record.unsure.discard(folder)
-    pages: list[Page] = []
     try:
         descriptor = os.open(f"{root}/{folder}" if folder else root, _FOLDER)
     except OSError as error:
@@ -153,13 +154,14 @@ def _list(record: Record, root: str, device: int, folder: str, excluded: Exclude
         try:
             if os.fstat(descriptor).st_ctime_ns > now - GRAIN:
                 record.unsure.add(folder)
-            pages = list(_pages(record, folder, descriptor, device, excluded))
+            fresh = _pages(record, folder, descriptor, device, excluded)
+            pages.extend(_settled(record, folder, fresh, before, stale))
         except OSError as error:  # the listing itself broke off: what there is of it cannot be trusted to be all
             _failed(record, folder, error)
         finally:
             os.close(descriptor)
-    record.folders[folder] = pages
-    _settle(record, folder, before, stale)
+    for name, _, _ in before:  # of a listing that failed; else it is used up
+        _went(record, joined(folder, name))
 
 
 def _failed(record: Record, folder: str, error: OSError) -> None:
@@ -172,10 +174,11 @@ def _failed(record: Record, folder: str, error: OSError) -> None:
 
 
 def _pages(record: Record, folder: str, descriptor: int, device: int, excluded: Excluded) -> Iterator[Page]:
-    names = os.listdir(descriptor)
-    names = sorted(name for name in names if not excluded(joined(folder, name)))
-    for start in range(0, len(names), PAGE):
-        part = names[start : start + PAGE]
+    names = [name for name in os.listdir(descriptor) if not excluded(joined(folder, name))]
+    names.sort(reverse=True)
+    while names:
+        part = names[: -PAGE - 1 : -1]
+        del names[-PAGE:]  # given back as they are packed: a million names are most of the memory
         rows = _stated(part, descriptor, device)
         if rows is None:
             part, rows = _stated_singly(record, folder, part, descriptor, device)
@@ -206,33 +209,46 @@ def _clear_troubles(record: Record, folder: str) -> None:
         del record.troubles[path]
 
 
-def _settle(record: Record, folder: str, before: list[Page], stale: set[str]) -> None:
-    """Compare a listing with the one before, both sorted, name by name.
+def _settled(
+    record: Record, folder: str, pages: Iterator[Page], before: Iterator[Placed], stale: set[str]
+) -> Iterator[Page]:
+    """Pages of a listing compared with the one before, both sorted, name by name.
 
-    Keep digests, forget what changed, drop what went.
+    Digests of what stayed the same are kept, what changed is forgotten, what went is dropped.
     """
-    old = _placed(before)
-    old_name, old_page, old_index = next(old, _END)
-    for name, page, index in _placed(record.folders[folder]):
-        while old_page is not None and old_name < name:
-            _went(record, joined(folder, old_name))
-            old_name, old_page, old_index = next(old, _END)
-        if old_page is not None and old_name == name and old_page.row(old_index) == page.row(index):
-            if digest := old_page.digest(old_index):
+    old = _END
+    for page in pages:
+        if old is _END:
+            old = next(before, _END)
+        for index, name in enumerate(page.listed()):
+            while old[1] is not None and old[0] < name:
+                _went(record, joined(folder, old[0]))
+                old = next(before, _END)
+            if old[0] != name or old[1] is None:
+                _came(record, folder, page, index, name, stale)
+                continue
+            if old[1].row(old[2]) != page.row(index):
+                _came(record, folder, page, index, name, stale)
+            elif digest := old[1].digest(old[2]):
                 page.keep(index, digest)
-        else:
-            path = joined(folder, name)
-            record.forget(path)
-            _follow_folder(record, path, next(unpacked(page.row(index)))[0], stale)
-        if old_name == name:
-            old_name, old_page, old_index = next(old, _END)
-    while old_page is not None:
-        _went(record, joined(folder, old_name))
-        old_name, old_page, old_index = next(old, _END)
+            old = next(before, _END)
+        yield page
+    if old[1] is not None:
+        _went(record, joined(folder, old[0]))
 
 
-def _placed(pages: list[Page]) -> Iterator[tuple[str, Page, int]]:
-    return ((name, page, index) for page in pages for index, name in enumerate(page.listed()))
+def _placed(pages: list[Page]) -> Iterator[Placed]:
+    """Every name of the pages with its place; a page is let go when it is used up."""
+    while pages:
+        page = pages.pop(0)
+        for index, name in enumerate(page.listed()):
+            yield name, page, index
+
+
+def _came(record: Record, folder: str, page: Page, index: int, name: str, stale: set[str]) -> None:
+    path = joined(folder, name)
+    record.forget(path)
+    _follow_folder(record, path, next(unpacked(page.row(index)))[0], stale)
 
 
 def _went(record: Record, path: str) -> None:
