@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lockd.watch.hints import Hint, Who
+from lockd.watch.hints import Hint, Who, writer
 from lockd.watch.process import Process, Stat, mask, parse_cgroup, parse_cmdline, parse_stat, parse_uid
 from lockd.watch.watcher import Watcher
 from lockd.watch.who import ENDED, OUTSIDE, Asker, describe, origin
@@ -82,6 +82,18 @@ def test_json_of_who_holds_what_is_known_only() -> None:
     told = describe(os.getpid())
     assert told and told.as_dict()["exe"] == os.readlink("/proc/self/exe")
     assert told.as_dict()["uid"] == os.geteuid()
+
+
+def test_the_writer_of_many_hints_is_the_best_known_of_the_most() -> None:
+    uv, sh = Who("observed", pid=5, exe="/bin/uv"), Who("observed", pid=6, exe="/bin/sh")
+    gone, likely = Who("not observed", ENDED, pid=7), Who("likely", pid=8, exe="/bin/cp")
+    hints = [
+        Hint(f"/v/{number}", "created", who.pid, who) for number, who in enumerate([gone] * 9 + [sh, uv, uv, likely])
+    ]
+    assert writer(hints) == uv and writer(reversed(hints)) == uv
+    assert writer([hints[-1], hints[0]]) == likely
+    assert writer([hints[0], Hint("/v", "overflow")]) == gone
+    assert writer([]).confidence == "not observed"
 
 
 # asking

@@ -1,4 +1,4 @@
-"""Means of the watching tests: a collector of hints, and a watcher in a process of its own that speaks JSON lines."""
+"""Means of the watching tests: a collector of hints, and a watcher in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,8 +75,16 @@ def eventually(true: Callable[[], bool], watcher: Watcher | None = None, seconds
 class Remote:
     """A watcher in a child process, for other privileges or to be stopped and continued. Lines in, JSON lines out."""
 
-    def __init__(self, paths: Sequence[str], cookies: str, *, prefix: Sequence[str] = (), use: str = "best") -> None:
-        argv = [*prefix, sys.executable, "-m", "tests.watching", use, cookies, *paths]
+    def __init__(
+        self,
+        paths: Sequence[str],
+        cookies: str,
+        *,
+        prefix: Sequence[str] = (),
+        use: str = "best",
+        python: str = sys.executable,
+    ) -> None:
+        argv = [*prefix, python, "-m", "tests.watch_child", use, cookies, *paths]
         self.process = subprocess.Popen(argv, cwd=REPOSITORY, stdin=-1, stdout=-1, text=True)
         self.ready = self._line()
 
@@ -103,33 +110,3 @@ class Remote:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def states(watcher: Watcher) -> dict[str, list[str]]:
-    return {path: [state.mode, state.why] for path, state in watcher.state().items()}
-
-
-def _serve(use: Any, cookies: str, paths: list[str]) -> None:
-    got: list[dict[str, Any]] = []
-    lock = threading.Lock()
-
-    def take(hint: Hint) -> None:
-        with lock:
-            got.append({"path": hint.path, "kind": hint.kind, "detail": hint.detail, "who": hint.who.as_dict()})
-
-    def say(value: Any) -> None:
-        print(json.dumps(value), flush=True)
-
-    with Watcher(paths, on_hint=take, cookie_folder=cookies, use=use) as watcher:
-        say(states(watcher))
-        for word in sys.stdin:
-            if word.strip() == "retry":
-                watcher.retry()
-            synced = watcher.sync(30)
-            with lock:
-                hints, got[:] = list(got), []
-            say({"synced": synced, "hints": hints, "states": states(watcher)})
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], sys.argv[2], sys.argv[3:])

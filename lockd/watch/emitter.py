@@ -22,7 +22,7 @@ from watchdog.observers.api import EventEmitter, EventQueue, ObservedWatch
 from lockd.watch.cookie import Cookies
 from lockd.watch.hints import Hint, Key, Kind, Raw, WatchState, Who
 from lockd.watch.mounts import MountTable, within
-from lockd.watch.places import Concern, Interface, Places
+from lockd.watch.places import Concern, Interface, Places, is_folder
 from lockd.watch.who import Asker
 
 _UNTOLD = Who("not observed", "no process: the watching itself tells it")
@@ -237,7 +237,7 @@ class HintEmitter(EventEmitter):
             return
         for entry in self._places.walk(index, concern.path):
             if who:
-                self._tell(entry.path, "created", who, entry.is_dir(follow_symlinks=False), now)
+                self._tell(entry.path, "created", who, is_folder(entry), now)
 
     # losses
 

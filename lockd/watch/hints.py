@@ -8,7 +8,7 @@ Never: reads the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -67,6 +67,7 @@ class Who:
         return told | {name: value for name, value in values.items() if value not in (None, "", [])}
 
 
+_TRUST = {"observed": 2, "likely": 1, "not observed": 0}
 NO_PROCESS = Who("not observed", "no process: found by looking")
 
 
@@ -81,6 +82,15 @@ class Hint:
     folder: bool = False
     detail: str = ""
     at: float = field(default=0.0, compare=False)
+
+
+def writer(hints: Iterable[Hint]) -> Who:
+    """Who is behind a change of many hints: the process that is known best, and of those the one behind most of them."""
+    known: dict[Who, int] = {}
+    for hint in hints:
+        if hint.kind not in LOSSES:
+            known[hint.who] = known.get(hint.who, 0) + 1
+    return max(known, key=lambda who: (_TRUST[who.confidence], bool(who.exe), known[who]), default=NO_PROCESS)
 
 
 @dataclass(frozen=True)

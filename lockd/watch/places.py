@@ -156,7 +156,7 @@ class Places:
                 continue
             for entry in self._list(index, here):
                 if not self.excludes(index, entry.path):
-                    if entry.is_dir(follow_symlinks=False):
+                    if is_folder(entry):
                         waiting.append(entry.path)
                     yield entry
 
@@ -282,6 +282,14 @@ class Places:
         for path in self.paths_of(raw.child):
             if not raw.folder:
                 yield Concern(path, tuple(sorted(self._interests[path].whole)), ())
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """A folder, no link to one. Where the file system does not say so in its listing, what cannot be asked is none."""
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _mode_of(path: str) -> int:

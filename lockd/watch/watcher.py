@@ -73,7 +73,11 @@ class Watcher:
         self._observer = BaseObserver(cast("type[EventEmitter]", emitter))
         self._observer.schedule(_Receiver(self._on_hint, self._cookies), "/", recursive=True)
         (self._emitter,) = cast("set[HintEmitter]", self._observer.emitters)
-        self._observer.start()
+        try:
+            self._observer.start()
+        except BaseException:
+            self._emitter.close()
+            raise
 
     def stop(self) -> None:
         """End the threads and let go of every descriptor. Waiting syncs give False."""
