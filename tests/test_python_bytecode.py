@@ -198,7 +198,7 @@ def test_unchecked_byte_code_that_cannot_be_compared_never_passes_as_equal(prefi
     content = pyc.read_bytes()
     other = pyc.with_name("mod.cpython-38.pyc")
     other.write_bytes((3413).to_bytes(2, "little") + content[2:])
-    found = looked(prefix, version="3.8.18")
+    found = looked(prefix, version="3.8.18", library="3.8")
     assert len(found.foreign) == 1 and "could not be compared: byte-code of Python 3.8" in found.foreign[0]
 
 
@@ -206,7 +206,7 @@ def test_what_was_not_compared_under_a_full_look_is_said(prefix: Path) -> None:
     pyc = compile_beside(module(prefix))
     content = pyc.read_bytes()
     pyc.with_name("mod.cpython-38.pyc").write_bytes((3413).to_bytes(2, "little") + content[2:])
-    found = looked(prefix, full=True, version="3.8.18")
+    found = looked(prefix, full=True, version="3.8.18", library="3.8")
     assert found.foreign == () and "1 .pyc could not be compared: byte-code of Python 3.8" in found.notes[0]
 
 

@@ -17,19 +17,24 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
+from zlib import crc32
 
 from lockd.disk import Disk, Entry, Tree, Trouble
 from lockd.facts import Fact, set_digest, shown, token
 from lockd.look import Look
+from lockd.pool import scatter
 from lockd.probes import Seen
 from lockd.probes.python import codes
 from lockd.probes.python.interpreter import Interpreter
 from lockd.probes.python.pth import real_bytes
 
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _HEADER = 16  # PEP 552: magic, flags, then mtime and size, or a hash of the source
 _MAGIC = {"3.8": 3413, "3.9": 3425, "3.10": 3439, "3.11": 3495, "3.12": 3531, "3.13": 3571, "3.14": 3627}
 _DERIVED = re.compile(r"\.(?:pyc(?:\.\d+)?|nbi|nbc)")  # .pyc.1234: a write that was cut off
 _FEW = 64  # files that the usual look compares in one site folder: 2 ms each
+_GROUPS = 16  # derivations that are remembered for one site folder
+_CHUNK = 40  # files; a fork costs what two of them cost
 _LISTED = 20  # lines; more become one line with a digest over all
 
 
@@ -117,12 +122,12 @@ def _running(
 
 def _tag(interpreter: Interpreter) -> str:
     pypy = "pypy" in os.path.basename(os.path.realpath(interpreter.executable))
-    return f"{'pypy' if pypy else 'cpython-'}{interpreter.minor.replace('.', '')}"
+    return f"{'pypy' if pypy else 'cpython-'}{(interpreter.library or interpreter.minor).replace('.', '')}"
 
 
 def _taken(tree: Tree, pyc: str, source: str, minor: str) -> str | Trouble:
     """ "unchecked", "checked" or "timestamp" where the header lets this `.pyc` run, else ""."""
-    header = _header(os.path.join(tree.root, pyc))
+    header = _header(os.path.join(tree.root, pyc), regular=tree.entries[pyc].kind == "f")
     if isinstance(header, Trouble):
         return header
     if len(header) < _HEADER or int.from_bytes(header[:2], "little") != _MAGIC.get(
@@ -140,16 +145,16 @@ def _taken(tree: Tree, pyc: str, source: str, minor: str) -> str | Trouble:
     return "timestamp" if same else ""
 
 
-def _header(path: str) -> bytes | Trouble:
+def _header(path: str, *, regular: bool) -> bytes | Trouble:
     """The first bytes of a regular file; links are followed, as import does, anything else is a Trouble."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        descriptor = os.open(path, _READ | (os.O_NOFOLLOW if regular else 0))
     except FileNotFoundError:
         return b""
     except OSError as error:
         return Trouble(path, error.strerror or str(error))
     try:
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        regular = regular or stat.S_ISREG(os.fstat(descriptor).st_mode)
         return os.read(descriptor, _HEADER) if regular else Trouble(path, "not a regular file")
     except OSError as error:
         return Trouble(path, error.strerror or str(error))
@@ -192,29 +197,35 @@ def _grade(tree: Tree, suspect: Suspect) -> int | None:
 
 
 def _compared(interpreter: Interpreter, tree: Tree, look: Look, suspects: list[Suspect]) -> dict[str, str]:
-    """pyc → "" (equal) or in what way it is not; remembered for each top folder while the bytes are the same."""
-    groups: dict[str, list[Suspect]] = defaultdict(list)
+    """pyc → "" (equal) or in what way it is not; remembered, some packages together, while the bytes are the same."""
+    groups: dict[int, list[Suspect]] = defaultdict(list)
     for suspect in suspects:
-        groups[suspect.source.partition("/")[0]].append(suspect)
+        top = suspect.source.partition("/")[0]
+        groups[crc32(top.encode("utf-8", "surrogateescape")) % _GROUPS].append(suspect)
     verdicts: dict[str, str] = {}
-    for top, group in sorted(groups.items()):
-        stamp = _stamp(tree, look.disk, group)
-        key = ("python bytecode", tree.root, top, interpreter.version, sys.version)
-        (fact,) = look.memo.recall(key, stamp, partial(_verdicts, interpreter, tree, look.disk, group)).facts
+    for number, group in sorted(groups.items()):
+        key = ("python bytecode", tree.root, look.disk.full, number, interpreter.version, sys.version)
+        compute = partial(_verdicts, interpreter, tree, look.disk, group)
+        (fact,) = look.memo.recall(key, _stamp(tree, look.disk, group), compute).facts
         assert isinstance(fact, Fact)
         verdicts |= {name: str(value) for name, value in fact.attributes.items()}
     return verdicts
 
 
 def _stamp(tree: Tree, disk: Disk, group: list[Suspect]) -> str:
-    paths = {
-        os.path.realpath(os.path.join(tree.root, name)) for suspect in group for name in (suspect.pyc, suspect.source)
-    }
-    return set_digest(token(path, str(digest)) for path, digest in disk.digests(sorted(paths)).items())
+    paths = [os.path.join(tree.root, name) for suspect in group for name in (suspect.pyc, suspect.source)]
+    paths = [os.path.realpath(path) if os.path.islink(path) else path for path in paths]
+    return set_digest(token(path, str(digest)) for path, digest in disk.digests(sorted(set(paths))).items())
 
 
 def _verdicts(interpreter: Interpreter, tree: Tree, disk: Disk, group: list[Suspect]) -> Seen:
-    attributes = {suspect.pyc: _verdict(interpreter, tree, disk, suspect) for suspect in group}
+    """Compiling is the whole cost: chunks of files, spread over the processors."""
+    chunks = [group[start : start + _CHUNK] for start in range(0, len(group), _CHUNK)]
+
+    def work(number: int) -> list[tuple[str, str]]:
+        return [(one.pyc, _verdict(interpreter, tree, disk, one)) for one in chunks[number]]
+
+    attributes = {name: verdict for _, pairs in scatter(len(chunks), work) for name, verdict in pairs}
     return Seen((Fact("python", "bytecode", attributes),))
 
 
@@ -235,8 +246,6 @@ def _difference(source: bytes, path: str, body: bytes, optimize: int, same_relea
         wanted = codes.compiled(source, path, optimize)
     except codes.Unreadable as error:
         return f"differs: {error}"
-    if wanted == body:
-        return ""
     try:
         if codes.fingerprint(wanted) == codes.fingerprint(body):
             return ""

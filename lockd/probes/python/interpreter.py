@@ -32,7 +32,8 @@ class Interpreter:
     site_packages: its own site folders, in path order. base_site: what else comes into sight: user site, the site
     folders of the base (include-system-site-packages), folders that `.pth` lines add. sites: all the folders whose
     `.pth` files are taken. stdlib: the folder of the standard library, or "". user_site: the user's site folder would
-    be taken. config: pyvenv.cfg, keys in lower case. broken: why it cannot start, or "".
+    be taken. config: pyvenv.cfg, keys in lower case. library: "3.13t" of lib/python3.13t. broken: why it cannot start,
+    or "".
     """
 
     prefix: str
@@ -48,6 +49,7 @@ class Interpreter:
     base_prefix: str = ""
     stdlib: str = ""
     config: tuple[tuple[str, str], ...] = ()
+    library: str = ""
     broken: str = ""
 
     @property
@@ -126,8 +128,9 @@ def _described(kind: Kind, prefix: str, executable: str, config: dict[str, str],
     base = _base(kind, prefix, executable, config, broken)
     version = _version(kind, prefix, executable, config, broken)
     minor = ".".join(version.split(".")[:2])
+    library = f"{minor}{_abi(prefix, base, minor)}"
     system_site = kind == "venv" and config.get("include-system-site-packages", "true").lower() == "true"
-    own = tuple(_site_folders(prefix, minor, in_venv=kind == "venv", debian=_debian(base)))
+    own = tuple(_site_folders(prefix, library, in_venv=kind == "venv", debian=_debian(base)))
     user_site = kind != "venv" or system_site
     found = Interpreter(
         prefix=prefix,
@@ -139,8 +142,9 @@ def _described(kind: Kind, prefix: str, executable: str, config: dict[str, str],
         system_site=system_site,
         user_site=user_site,
         base_prefix=base,
-        stdlib=_first_folder(os.path.join(base, lib, f"python{minor}") for lib in ("lib", "lib64")),
+        stdlib=_first_folder(os.path.join(base, lib, f"python{library}") for lib in ("lib", "lib64")),
         config=tuple(sorted(config.items())),
+        library=library,
         broken=broken or _elsewhere(prefix, minor, own, kind),
     )
     return _with_base_site(found, disk)
@@ -165,10 +169,14 @@ def _base(kind: Kind, prefix: str, executable: str, config: dict[str, str], brok
     """The prefix of the base interpreter, where the standard library lies."""
     if kind != "venv":
         return prefix
-    if config.get("home"):
-        home = config["home"]
-        return os.path.dirname(os.path.normpath(home)) if os.path.basename(os.path.normpath(home)) == "bin" else home
-    return "" if broken else os.path.dirname(os.path.dirname(os.path.realpath(executable)))
+    home = os.path.normpath(config["home"]) if config.get("home") else ""
+    stated = os.path.dirname(home) if os.path.basename(home) == "bin" else home
+    if stated and not os.path.exists(os.path.join(stated, "pyvenv.cfg")):
+        return stated
+    names = (os.path.basename(executable), "python3", "python")  # a venv made from a venv: its base is behind the link
+    places = [os.path.join(home, name) for name in names] if home else [] if broken else [executable]
+    real = next((os.path.realpath(place) for place in places if os.path.exists(place)), "")
+    return os.path.dirname(os.path.dirname(real))
 
 
 def _version(kind: Kind, prefix: str, executable: str, config: dict[str, str], broken: str) -> str:
@@ -182,6 +190,15 @@ def _version(kind: Kind, prefix: str, executable: str, config: dict[str, str], b
     if running and version.split(".")[:2] != running.split("."):
         return running
     return version or next(iter(_libraries(prefix)), "")
+
+
+def _abi(prefix: str, base: str, minor: str) -> str:
+    """ "t" for a free-threaded build, which has folders of its own."""
+    plain, threaded = (
+        any(os.path.isdir(os.path.join(place, f"lib/python{minor}{abi}")) for place in (prefix, base))
+        for abi in ("", "t")
+    )
+    return "t" if threaded and not plain else ""
 
 
 def _conda_version(prefix: str) -> str:
@@ -232,10 +249,10 @@ def _with_base_site(found: Interpreter, disk: Disk) -> Interpreter | Trouble:
     """Add what comes into sight from outside, in the order of sys.path."""
     sites = list(found.site_packages)
     if found.user_site:
-        user = os.path.join(home(), ".local", "lib", f"python{found.minor}", "site-packages")
+        user = os.path.join(home(), ".local", "lib", f"python{found.library}", "site-packages")
         sites += [user] if names_in(user) else []
     if found.system_site and found.base_prefix:
-        sites += _site_folders(found.base_prefix, found.minor, in_venv=True, debian=_debian(found.base_prefix))
+        sites += _site_folders(found.base_prefix, found.library, in_venv=True, debian=_debian(found.base_prefix))
     base = sites[len(found.site_packages) :]
     for folder in sites:
         files = start_files(folder, disk)
