@@ -17,10 +17,10 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockd.disk import Trouble
-from lockd.facts import ABSENT, Fact, Facts, Value, set_digest, shown, token
+from lockd.facts import ABSENT, Fact, Facts, Unknown, Value, set_digest, shown, token
 from lockd.probes import Manifest, Seen, common, paths
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def look(rule: TreeRule, look: Look) -> Seen:
         return Seen((common.could_not_read("tree", subject, tree.troubles, root.path),))
     # 3. what follows from it
     key = ("tree", rule.path, root.path, root.target, rule.check, rule.change, rule.exclude)
-    return look.memo.recall(key, tree.stamp, lambda: _seen(rule, subject, link, tree, look.disk))
+    seen = look.memo.recall(key, tree.stamp, lambda: Seen((_fact(rule, subject, link, tree, look.disk),)))
+    # the memo keeps no manifest: of a large tree it would be far larger than all else, and the walk is at hand
+    return Seen(seen.facts, lambda: {f"tree:{subject}": _manifest(rule, tree, look.disk)})
 
 
 def claims(rule: TreeRule, kind: str, subject: str) -> bool:
@@ -125,20 +127,31 @@ def watched(rule: TreeRule) -> Iterable[str]:
 # -- what is there
 
 
-def _seen(rule: TreeRule, subject: str, link: Mapping[str, Value], tree: Tree, disk: Disk) -> Seen:
-    """The fact of one walked tree, and its manifest on demand."""
+class _Survey(NamedTuple):
+    """What one pass over a tree gave. tokens: of each name, as numbers; newest: ns, of the file written last."""
+
+    tokens: array[int]
+    files: int
+    folders: int
+    links: int
+    size: int
+    newest: int
+
+
+def _fact(rule: TreeRule, subject: str, link: Mapping[str, Value], tree: Tree, disk: Disk) -> Fact | Unknown:
+    """The fact of one walked tree."""
     contents = _contents(rule, tree, disk)
     if isinstance(contents, Trouble):
-        return Seen((common.could_not_read("tree", subject, [contents]),))
-    name = f"tree:{subject}"
-    words = _words(tree, contents)
+        return common.could_not_read("tree", subject, [contents])
+    survey = _survey(tree, contents)
+    told: dict[str, Value] = {"links": survey.links, "read": len(contents)}
+    if survey.files:
+        told["newest"] = paths.iso(survey.newest)
     if rule.change == "grow":
-        tokens = frozenset(token(path, word) for path, word in words)
-        attributes: dict[str, Value] = {"entries": len(tokens), "digest": set_digest(tokens), **link}
-        fact = Fact("tree", subject, attributes, _told(tree, contents), tokens)
-    else:
-        fact = Fact("tree", subject, {**_totals(tree), "digest": _digest(words), **link}, _told(tree, contents))
-    return Seen((fact,), lambda: {name: _manifest(tree, contents)})
+        tokens = frozenset(f"{one:016x}" for one in survey.tokens)
+        return Fact("tree", subject, {"entries": len(tokens), "digest": set_digest(tokens), **link}, told, tokens)
+    totals: dict[str, Value] = {"files": survey.files, "folders": survey.folders, "bytes": survey.size}
+    return Fact("tree", subject, {**totals, "digest": _digest(survey.tokens), **link}, told)
 
 
 # -- contents
@@ -185,45 +198,41 @@ def _largest(tree: Tree) -> set[str]:
 # -- tokens and totals
 
 
-def _words(tree: Tree, contents: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each name with what counts about it."""
+def _survey(tree: Tree, contents: Mapping[str, str]) -> _Survey:
+    """One pass over all names: eight bytes a name are kept, so that a million of them stay in bounded memory."""
+    tokens = array("Q")
+    files = folders = links = size = newest = 0
     for path, entry in tree.entries.items():
-        yield path, _word(tree.root, path, entry, contents)
+        tokens.append(int(token(path, _word(tree.root, path, entry, contents)), 16))
+        if entry.kind == "f":
+            files += 1
+            size += entry.size
+            newest = max(newest, entry.mtime) if files > 1 else entry.mtime
+        folders += entry.kind == "d"
+        links += entry.kind == "l"
+    return _Survey(tokens, files, folders, links, size, newest)
 
 
 def _word(root: str, path: str, entry: Entry, contents: Mapping[str, str]) -> str:
+    """What counts about one name."""
     if entry.kind == "f":
         return f"f:{entry.size}:{contents[path]}" if path in contents else f"f:{entry.size}"
     return f"l:{paths.link_text(os.path.join(root, path))}" if entry.kind == "l" else entry.kind
 
 
-def _digest(words: Iterable[tuple[str, str]]) -> str:
-    """`facts.set_digest` over the tokens, eight bytes a name: a million names stay in bounded memory."""
-    tokens = sorted(array("Q", (int(token(path, word), 16) for path, word in words)))
+def _digest(tokens: Iterable[int]) -> str:
+    """`facts.set_digest` over tokens that are numbers."""
+    ordered = sorted(tokens)
     digest = hashlib.sha256()
-    for start in range(0, len(tokens), _CHUNK):
-        digest.update("".join(f"{one:016x}" for one in tokens[start : start + _CHUNK]).encode())
+    for start in range(0, len(ordered), _CHUNK):
+        digest.update("".join(f"{one:016x}" for one in ordered[start : start + _CHUNK]).encode())
     return f"sha256:{digest.hexdigest()}"
 
 
-def _totals(tree: Tree) -> dict[str, Value]:
-    files = folders = size = 0
-    for entry in tree.entries.values():
-        files += entry.kind == "f"
-        folders += entry.kind == "d"
-        size += entry.size if entry.kind == "f" else 0
-    return {"files": files, "folders": folders, "bytes": size}
-
-
-def _told(tree: Tree, contents: Mapping[str, str]) -> dict[str, Value]:
-    links = sum(entry.kind == "l" for entry in tree.entries.values())
-    newest = max((entry.mtime for entry in tree.entries.values() if entry.kind == "f"), default=None)
-    told: dict[str, Value] = {"links": links, "read": len(contents)}
-    return told if newest is None else {**told, "newest": paths.iso(newest)}
-
-
-def _manifest(tree: Tree, contents: Mapping[str, str]) -> Manifest:
+def _manifest(rule: TreeRule, tree: Tree, disk: Disk) -> Manifest:
     """Path → sha256 where the contents were read, else the size; folders, links and others by their word."""
+    read = _contents(rule, tree, disk)
+    contents = {} if isinstance(read, Trouble) else read
     return {
         path: contents.get(path, str(entry.size)) if entry.kind == "f" else _word(tree.root, path, entry, contents)
         for path, entry in tree.entries.items()
