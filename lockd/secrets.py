@@ -18,9 +18,10 @@ from lockd.errors import LookError
 
 MASK = "***"
 KEY_SIZE = 32
+_LONGEST = 1 << 16  # characters of an argument that are kept
 
 # Patterns as text: `re` compiles and keeps them when they are first used, which most looks never do.
-_WORD = r"(?:TOKENS?|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|APIKEY|AUTH)"
+_WORD = r"(?:TOKEN|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|APIKEY|AUTH)"
 _NAME = rf"(?i)(?:^|[_.\-]|API|ACCESS|AUTH|PRIVATE|SECRET){_WORD}(?:$|[_.\-]?(?:ID|[0-9]+)?$)|^AWS_"
 _NOT_A_SECRET = frozenset({"PWD", "OLDPWD"})  # the working folder
 _USERINFO = r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)|(?<=://)[^/\s@:]{20,}(?=@)"
@@ -56,7 +57,9 @@ def mask_argv(argv: Iterable[str]) -> tuple[str, ...]:
     masked: list[str] = []
     hide = False
     for argument in argv:
-        masked.append(MASK if hide else mask(argument) if len(argument) <= 1 << 16 else argument[:100] + "…")
+        masked.append(
+            MASK if hide else mask(argument) if len(argument) <= _LONGEST else f"{mask(argument[:_LONGEST])}…"
+        )
         hide = not hide and argument.startswith("-") and "=" not in argument and token_like(argument.lstrip("-"))
     return tuple(masked)
 

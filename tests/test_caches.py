@@ -6,10 +6,12 @@ import os
 import struct
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockd.facts import Fact
+from lockd.memo import StateMemo
 from lockd.probes import caches, probe
 from lockd.probes.cache import condition, kinds
 from lockd.rules import CacheRule, Policy
@@ -314,3 +316,15 @@ def test_where_it_lies_is_told_but_never_compared(small: Path, monkeypatch: pyte
 def test_facts_are_the_same_again(small: Path) -> None:
     assert dict(facts(pinned(small))) == dict(facts(pinned(small)))
     assert all(isinstance(one, Fact) for one in facts(pinned(small), full=True).values())
+
+
+def test_the_memo_gives_the_same_fact_and_hides_no_edit(small: Path, tmp_path: Path) -> None:
+    held = pinned(small)
+    state: dict[str, Any] = {"cache": str(tmp_path / "state"), "memo": StateMemo(str(tmp_path / "memo"))}
+    before = seen(looking(held, **state))
+    assert dict(facts(held, **state)) == dict(before[0])
+    status = (small / KERNEL).stat()
+    (small / KERNEL).write_bytes(b"\xff" * status.st_size)
+    os.utime(small / KERNEL, ns=(status.st_atime_ns, status.st_mtime_ns))
+    for full in (False, True, False):
+        assert words(held, before, full=full, **state) == [f"{small}: 1 of 6 entries changed: {KERNEL}"]

@@ -228,7 +228,17 @@ def test_names_of_secrets_are_known(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["TOKENIZERS_PARALLELISM", "MONKEY", "KEYBOARD", "PWD", "LD_LIBRARY_PATH", "NCCL_DEBUG", "CUDA_HOME", "LAWS_X"],
+    [
+        "TOKENIZERS_PARALLELISM",
+        "MAX_NEW_TOKENS",
+        "MONKEY",
+        "KEYBOARD",
+        "PWD",
+        "LD_LIBRARY_PATH",
+        "NCCL_DEBUG",
+        "CUDA_HOME",
+        "LAWS_X",
+    ],
 )
 def test_names_of_no_secrets_are_left_alone(name: str) -> None:
     assert not secrets.token_like(name)
@@ -249,6 +259,11 @@ def test_names_of_no_secrets_are_left_alone(name: str) -> None:
 )
 def test_command_lines_are_masked(argv: list[str], masked: list[str]) -> None:
     assert list(secrets.mask_argv(argv)) == masked
+
+
+def test_a_huge_argument_is_masked_and_cut() -> None:
+    (masked,) = secrets.mask_argv([f"HF_TOKEN=hunter2 {'x' * 1_000_000}"])
+    assert masked.startswith("HF_TOKEN=*** xxx") and len(masked) < 100_000
 
 
 def test_masking_keeps_other_text_as_it_is() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockd.facts import Fact, Unknown
+from lockd.memo import StateMemo
 from lockd.probes import files, probe
 from lockd.rules import FileRule, Policy
 from tests.probing import blind, drift, fact, facts, looking, policy, seen, unknown, words
@@ -273,3 +274,27 @@ def test_a_name_that_looks_like_a_glob_is_found_as_it_stands(tmp_path: Path) -> 
     (tmp_path / "x1.py").write_text("x")
     held = pinned(tmp_path / "x[1].py")
     assert list(facts(held)) == [f"file:{tmp_path}/x1.py", f"file:{tmp_path}/x[1].py"]
+
+
+def test_a_link_to_what_is_no_file_opens_nothing_and_one_into_the_dark_is_unknown(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "to-fifo").symlink_to("fifo")
+    (tmp_path / "dark").mkdir()
+    (tmp_path / "dark" / "x.py").write_text("x")
+    (tmp_path / "to-dark").symlink_to("dark/x.py")
+    assert fact(pinned(tmp_path / "to-fifo"), f"file:{tmp_path}/to-fifo").attributes["target_type"] == "fifo"
+    (tmp_path / "dark").chmod(0)
+    try:
+        with blind():
+            assert "ermission denied" in unknown(pinned(tmp_path / "to-dark"), f"file:{tmp_path}/to-dark").reason
+    finally:
+        (tmp_path / "dark").chmod(0o755)
+
+
+def test_a_pin_other_than_sha256_is_remembered_by_the_contents(model: Path, tmp_path: Path) -> None:
+    held = pinned(model, digest="md5:" + "0" * 32)
+    memo = StateMemo(str(tmp_path / "memo"))
+    for text in (MODEL, "other", MODEL):
+        model.write_text(text)
+        told = fact(held, f"file:{model}", memo=memo).told["md5"]
+        assert told == f"md5:{hashlib.md5(text.encode()).hexdigest()}"

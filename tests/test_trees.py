@@ -239,6 +239,17 @@ def test_the_memo_gives_the_same_fact_and_never_hides_a_change(data: Path, tmp_p
     assert dict(facts(pinned(data), **state)) != dict(first), "another check is another fact"
 
 
+def test_a_full_look_reads_again_what_the_memo_knows(data: Path, tmp_path: Path) -> None:
+    held = pinned(data, check="sample")
+    state = {"cache": str(tmp_path / "state"), "memo": StateMemo(str(tmp_path / "memo"))}
+    facts(held, **state)
+    left_out = next(path for path in sorted(data.rglob("shard*")) if str(path.relative_to(data)) not in sampled(data))
+    left_out.chmod(0)
+    with blind():
+        facts(held, **state)
+        unknown(held, f"tree:{data}", full=True, **state)
+
+
 @given(st.sets(st.integers(0, 2**64 - 1)))
 @settings(max_examples=50, deadline=None)
 def test_the_digest_is_that_of_the_set_of_tokens_in_any_order(tokens: set[int]) -> None:
