@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from lockd.facts import Facts, Unknown
-from lockd.probes.python import environment, pins, startup, startup_words, wording
+from lockd.probes.python import environment, pins, startup
 from lockd.probes.python.interpreter import find
 from lockd.rules import PythonRule
 
@@ -92,6 +92,8 @@ def breaches(rule: PythonRule, policy: Policy, found: Facts) -> Iterator[Breach]
 
 def word(difference: Difference) -> str:
     """One line, from → to."""
+    from lockd.probes.python import startup_words, wording
+
     kind = difference.name.partition(":")[0]
     lines = {"package": wording.package_line, "unowned": wording.unowned_line}
     return lines.get(kind, startup_words.word)(difference)

@@ -51,7 +51,12 @@ class Distribution:
 
 def scan(ground: Ground) -> list[Distribution]:
     """Every distribution of every site folder, sorted by name and place."""
-    found = [_read(ground, site, folder) for site in ground.sites for folder in ground.top(site) if is_metadata(folder)]
+    found = [
+        _read(ground, site, folder)
+        for site in ground.sites
+        for folder in ground.listing(site).tops
+        if is_metadata(folder)
+    ]
     found += [link for site in ground.sites for link in _egg_links(ground, site)]
     return sorted(found, key=lambda one: (one.name, one.site, one.folder))
 
@@ -150,7 +155,7 @@ def parse_headers(text: str) -> tuple[tuple[str, str], ...]:
 
 def _egg_links(ground: Ground, site: str) -> Iterator[Distribution]:
     """`setup.py develop` leaves `NAME.egg-link` with the path of the checkout; the metadata lies there."""
-    for file in ground.top(site):
+    for file in ground.listing(site).tops:
         if file.endswith(".egg-link"):
             text = ground.text(f"{site}/{file}")
             name = file.removesuffix(".egg-link")

@@ -11,11 +11,20 @@ import os
 import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lockd.disk import Disk, Entry, Tree, Trouble
 from lockd.probes.python.interpreter import Interpreter
 
 _CONDA_APART = ("pkgs/**", "envs/**", "conda-bld/**")  # a base prefix holds the package cache and other environments
+
+
+class Listing(NamedTuple):
+    """files: everything but folders. tops: the names right under the folder. links: those of `files` that are links."""
+
+    files: tuple[str, ...]
+    tops: tuple[str, ...]
+    links: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Ground:
     trees: Mapping[str, Tree]
     excluded: tuple[str, ...] = ()
     _inside: dict[str, bool] = field(default_factory=dict)
+    _listings: dict[str, Listing] = field(default_factory=dict)
 
     def locate(self, path: str) -> tuple[Tree, str] | None:
         """The tree that covers a path, and the path in it."""
@@ -69,9 +79,20 @@ class Ground:
             return None
         return posixpath.relpath(absolute, site)
 
-    def top(self, site: str) -> tuple[str, ...]:
-        """The names right under a site folder."""
-        return tuple(name for name in self.trees[site].entries if "/" not in name)
+    def listing(self, site: str) -> Listing:
+        """The names of a site folder's tree; put together once: 70,000 entries take 0.3 s."""
+        if site not in self._listings:
+            entries = self.trees[site].entries
+            kinds = {name: entry.kind for name, entry in entries.items()}
+            files = tuple(name for name, kind in kinds.items() if kind != "d")
+            links = frozenset(name for name, kind in kinds.items() if kind == "l")
+            self._listings[site] = Listing(files, tuple(name for name in kinds if "/" not in name), links)
+        return self._listings[site]
+
+    def is_link(self, path: str) -> bool:
+        """Is there a link at this path of a site folder?"""
+        site = next((site for site in self.sites if path.startswith(site + "/")), None)
+        return site is not None and path[len(site) + 1 :] in self.listing(site).links
 
     def text(self, path: str) -> str | Trouble | None:
         """A small text file of this environment, undecodable bytes kept; None: nothing there."""

@@ -52,16 +52,15 @@ def unowned(ground: Ground, packages: list[Package], owned: Mapping[str, str]) -
     left = {top for tops in leftovers(ground, packages).values() for top in tops}
     found: dict[str, list[str]] = {}
     for site in ground.sites:
-        entries = ground.trees[site].entries
+        names = ground.trees[site].entries
         found[site] = [
             path
-            for path, entry in entries.items()
-            if entry.kind != "d"
-            and f"{site}/{path}" not in owned
+            for path in ground.listing(site).files
+            if f"{site}/{path}" not in owned
             and not is_startup_file(path)
             and not _note(path, folders)
             and path.partition("/")[0] not in left
-            and not derived(path, entries)
+            and not derived(path, names)
         ]
     return found
 

@@ -160,14 +160,14 @@ def _with_claims(ground: Ground, packages: dict[str, Package]) -> dict[str, Pack
 def _claimed(ground: Ground, one: Distribution, owned: set[str]) -> Iterator[str]:
     written = split_folder(one.folder)[0]
     tops = set(one.top_level) or {written, written.lower(), one.name.replace("-", "_")}
-    entries = ground.trees[one.site].entries
-    for path, entry in entries.items():
+    names = ground.trees[one.site].entries
+    for path in ground.listing(one.site).files:
         top, _, below = path.partition("/")
         module = not below and top.partition(".")[0] in tops and top.endswith((".py", ".so"))
         mine = top == one.folder or top in tops or module
-        if not mine or entry.kind == "d" or f"{one.site}/{path}" in owned or is_note(path, one.folder):
+        if not mine or f"{one.site}/{path}" in owned or is_note(path, one.folder):
             continue
-        if not is_startup_file(path) and not derived(path, entries):
+        if not is_startup_file(path) and not derived(path, names):
             yield path
 
 
@@ -184,7 +184,7 @@ def _with_leftovers(ground: Ground, packages: dict[str, Package]) -> dict[str, P
 def leftovers(ground: Ground, packages: Iterable[Package]) -> dict[str, tuple[str, ...]]:
     """Package → the `~orch` names beside it; a leftover of nothing that stands is no part of a package (it is
     unowned)."""
-    tilded = {site: [top for top in ground.top(site) if is_leftover(top)] for site in ground.sites}
+    tilded = {site: [top for top in ground.listing(site).tops if is_leftover(top)] for site in ground.sites}
     if not any(tilded.values()):
         return {}
     owners = {
