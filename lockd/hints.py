@@ -16,6 +16,8 @@ _RESTORABLE = ("package", "unowned", "file", "cache", "tree")
 
 def hint(difference: Difference, policy: Policy) -> str:
     """One line: what to look at, how to go back, and which line to edit if the new state is meant."""
+    if difference.change == "unreadable" and difference.name.startswith("command:"):
+        return "run it by hand to see why; commands of an edited policy run once its owner has reviewed them"
     if difference.change == "unreadable":
         return "make it readable for this user, then lockd verify; lockd doctor says what else lockd cannot read"
     parts = [*_way_back(difference, policy), *_edits(difference.breaches, policy)]
@@ -68,7 +70,7 @@ def _variable(difference: Difference, name: str) -> str:
 def _edits(breaches: tuple[Breach, ...], policy: Policy) -> list[str]:
     """`or, if 2.11.0+cu130 is meant, edit ct200.toml:21 first`, once a line of the policy."""
     said: dict[str, str] = {}
-    for pin in breaches:
+    for pin in sorted(breaches, key=lambda pin: pin.attribute != "version"):
         meant = "it" if pin.forbidden or pin.found is None else pin.found
         said.setdefault(policy.line(pin.key), f"or, if {meant} is meant, edit {policy.line(pin.key)} first")
     return list(said.values())[:3]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from lockd.facts import Value
-from lockd.findings import Difference, Finding
+from lockd.findings import Breach, Difference, Finding
 from lockd.hints import hint
 from lockd.probes import PROBES, Probe, probe, rules
 from lockd.rules import Policy, Severity
@@ -22,6 +22,8 @@ Claims = Mapping[str, tuple[str, Any]]  # fact name → (section, rule)
 
 EXIT: Mapping[Verdict, int] = {"ok": 0, "warn": 0, "block": 1, "unknown": 3}
 _RANK: Mapping[Severity, int] = {"block": 0, "warn": 1, "record": 2, "ignore": 3}
+_FRAMEWORKS = ("torch", "triton", "jax", "jaxlib", "tensorflow")
+_WEIGHTS = ("python", "package", "cache", "launch", "env", "gpu", "host", "file", "git", "unowned", "tree", "command")
 _TEXTS = 3  # breaches that one message spells out
 
 
@@ -90,9 +92,15 @@ def word(difference: Difference, module: Probe | None = None) -> str:
         text = module.word(difference) if module is not None else _plain(difference)
     except Exception as error:  # a wording that fails must not hide the finding
         text = f"{_plain(difference)} [{type(error).__name__} while wording it]"
-    breaches = list(dict.fromkeys(pin.text for pin in difference.breaches if pin.text not in text))
+    breaches = list(dict.fromkeys(pin.text for pin in difference.breaches if not _is_told(pin, difference, text)))
     more = [f"and {len(breaches) - _TEXTS} more pins"] if len(breaches) > _TEXTS else []
     return "; ".join([text, *breaches[:_TEXTS], *more])
+
+
+def _is_told(pin: Breach, difference: Difference, text: str) -> bool:
+    """Whether the probe's line says already what is wrong: forbidden, or from the pinned value to another."""
+    old, new = difference.attributes.get(pin.attribute, (None, None))
+    return pin.forbidden or pin.text in text or (new == pin.found and old == pin.wanted.lstrip("= "))
 
 
 def probe_of(name: str) -> Probe | None:
@@ -104,6 +112,9 @@ def probe_of(name: str) -> Probe | None:
 def _finding(policy: Policy, one: Difference, claimed: Claims, edited: bool) -> Finding:
     owned = owner(policy, one.name, claimed)
     message = word(one, probe(owned[0]) if owned else None)
+    lines = list(dict.fromkeys(policy.line(pin.key) for pin in one.breaches if not pin.forbidden))
+    if lines:
+        message += f" [pinned in {', '.join(lines[:_TEXTS])}]"
     if edited and one.change == "added" and one.against == ("lock",) and not one.name.startswith("package:"):
         message += " (not in the lock; the policy was edited since the last accept)"
     return Finding(
@@ -135,18 +146,27 @@ def _attributes(one: Difference) -> Mapping[str, tuple[Value | None, Value | Non
 
 
 def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Causes by severity and name, each followed by what it brought; a cause that is no finding holds nobody back."""
+    """Causes by severity and weight, each followed by what it brought; a cause that is no finding holds nobody back."""
     names = {one.fact for one in findings}
-    worst: dict[str, tuple[int, int]] = {}
+    heads = {one.fact: one.because if one.because in names else one.fact for one in findings}
+    worst: dict[str | None, tuple[int, int]] = {}
     for one in findings:
-        head = one.because if one.because in names else one.fact
-        worst[str(head)] = min(worst.get(str(head), (9, 9)), _rank(one))
+        head = heads[one.fact]
+        worst[head] = min(worst.get(head, _rank(one)), _rank(one))
 
-    def place(one: Finding) -> tuple[tuple[int, int], str, bool, str]:
-        head = str(one.because if one.because in names else one.fact)
-        return worst[head], head, one.fact != head, one.fact
+    def place(one: Finding) -> tuple[tuple[int, int], int, str, bool, str]:
+        head = str(heads[one.fact])
+        return worst[head], _weight(head), head, one.fact != head, one.fact
 
     return tuple(sorted(findings, key=place))
+
+
+def _weight(name: str) -> int:
+    """How much a change of that fact can move a training: the framework first, data and the rest last."""
+    kind, _, subject = name.partition(":")
+    if kind == "package" and subject.rpartition("/")[2] in _FRAMEWORKS:
+        return -1
+    return _WEIGHTS.index(kind) if kind in _WEIGHTS else len(_WEIGHTS)
 
 
 def _rank(one: Finding) -> tuple[int, int]:

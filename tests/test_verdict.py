@@ -143,8 +143,8 @@ def test_worst_first_and_what_was_brought_after_its_cause() -> None:
     old = [package("torch", "1", "aaa==1"), package("aaa", "1"), *moved()[0].values(), *moved("/z")[0].values()]
     new = [package("torch", "2", "aaa==2"), package("aaa", "2"), *moved()[1].values(), *moved("/z")[1].values()]
     findings = judged(rules, Facts(old), Facts(new)).findings
-    assert [one.fact for one in findings] == ["file:/z", "package:train/torch", "package:train/aaa", "file:/a"]
-    assert findings[2].because == "package:train/torch"
+    assert [one.fact for one in findings] == ["package:train/torch", "package:train/aaa", "file:/z", "file:/a"]
+    assert findings[1].because == "package:train/torch"
 
 
 class BrokenProbe:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockd.errors import LockdError
 
 _COLOURS: Mapping[str, str] = {"block": "31;1", "unknown": "35;1", "warn": "33", "ok": "32", "dim": "2", "record": "2"}
+_DIGEST = len("sha256:") + 12  # characters of a digest that are shown
 _NAMES = 6  # children that one folded line names
 
 
@@ -180,6 +181,8 @@ def _attribute_lines(one: Finding) -> Iterator[str]:
 def _value(value: Value | Any) -> str:
     if value is None:
         return "none"
+    if isinstance(value, str) and value.startswith("sha256:"):
+        return value[:_DIGEST] + "…"
     if isinstance(value, tuple):
         return "[" + ", ".join(value) + "]"
     return str(value).lower() if isinstance(value, bool) else str(value)
