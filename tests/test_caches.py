@@ -284,7 +284,7 @@ def test_a_moved_reference_of_a_model_hub_is_drift(tmp_path: Path) -> None:
 
 def test_what_clears_a_folder_is_read_from_tmpfiles(tmp_path: Path) -> None:
     etc, usr = tmp_path / "etc", tmp_path / "usr"
-    write(usr / "tmp.conf", b"# x\nD /tmp 1777 root root -\nq /var/tmp 1777 root root 30d\n")
+    write(usr / "tmp.conf", b"# x\nD\nL+\nD /tmp 1777 root root -\nq /var/tmp 1777 root root 30d\n")
     folders = (str(etc), str(usr))
     assert condition.cleared("/tmp/torchinductor_root", folders) == f"cleared at boot (D /tmp in {usr}/tmp.conf)"
     assert "older than 30d" in condition.cleared("/var/tmp/cache", folders)

@@ -141,7 +141,7 @@ def cleared(path: str, folders: tuple[str, ...] = _TMPFILES) -> str:
     for file, line in _tmpfiles(folders):
         kind, target, *rest = [*line.split(), ""]
         kind = kind.rstrip("!-=~^+$?")
-        if not globs.matches((target,))(path.lstrip("/")):
+        if not _names(target, path):
             continue
         if kind in ("D", "R"):
             return f"cleared at boot ({kind} {shown(target)} in {shown(file)})"
@@ -151,6 +151,13 @@ def cleared(path: str, folders: tuple[str, ...] = _TMPFILES) -> str:
         elif kind in ("x", "X"):
             return ""
     return aged
+
+
+def _names(target: str, path: str) -> bool:
+    """Does the path of a line name this one, or a folder above it? A pattern is compiled only where it could."""
+    if not paths.is_glob(target):
+        return target != "" and (path == target or path.startswith(target.rstrip("/") + "/"))
+    return path.startswith(globs.literal_root(target)) and globs.matches((target,))(path.lstrip("/"))
 
 
 def _tmpfiles(folders: tuple[str, ...]) -> Iterator[tuple[str, str]]:
