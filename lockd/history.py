@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -166,7 +166,7 @@ class Query:
     facts: tuple[str, ...] = ()
 
 
-def timeline(store: Store, query: Query, *, oldest_first: bool = False) -> list[Logged]:
+def timeline(store: Store, query: Query, *, oldest_first: bool = False) -> Iterator[Logged]:
     """The events of a query, newest first unless asked otherwise."""
     parts, values = ["1"], []  # type: tuple[list[str], list[object]]
     for condition, at in (("at >= ?", query.since), ("at <= ?", query.until)):
@@ -177,8 +177,7 @@ def timeline(store: Store, query: Query, *, oldest_first: bool = False) -> list[
         if wanted:
             parts.append(f"{column} IN ({', '.join('?' * len(wanted))})")
             values.extend(wanted)
-    events = store.events(" AND ".join(parts), *values)
-    return events if oldest_first else events[::-1]
+    return store.stream(" AND ".join(parts), *values, newest_first=not oldest_first)
 
 
 def known_facts(store: Store) -> list[str]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockd import store_file
+from lockd.clock import stamp
 from lockd.store_file import StoreError, spoken
 
 if TYPE_CHECKING:
@@ -128,16 +129,19 @@ class Store:
                 body = zlib.compress("".join(sorted(tokens)).encode("ascii"), _LEVEL)
                 self.change("INSERT INTO generation_entries VALUES (?, ?, ?)", generation, fact, body)
 
-    def settle(self, lock: Lock | None, text: bytes = b"") -> None:
+    def settle(self, lock: Lock | None, text: bytes = b"", *, forget: bool = True) -> None:
         """Make the store agree with the lock that lies beside the policy, `lock` with its bytes `text`.
 
         A pending generation that is this lock was accepted, any other pending one was not. A lock that came from
-        elsewhere (git, a copy, an accept on another machine) is taken in without manifests.
+        elsewhere (git, a copy, an accept on another machine) is taken in without manifests. forget False: leave other
+        pending ones, as whoever does not hold the lock between accepts must.
         """
         with self.transaction():
             if lock is not None:
                 self._settle_one(lock, text)
-            self.change("DELETE FROM generations WHERE pending = 1 AND digest IS NOT ?", lock.digest if lock else None)
+            if forget:
+                digest = lock.digest if lock else None
+                self.change("DELETE FROM generations WHERE pending = 1 AND digest IS NOT ?", digest)
 
     def _settle_one(self, lock: Lock, text: bytes) -> None:
         known = self.rows("SELECT pending, origin FROM generations WHERE digest = ?", lock.digest)
@@ -234,8 +238,14 @@ class Store:
 
     def events(self, where: str = "1", *values: object) -> list[Logged]:
         """Events that an SQL condition of ours selects, oldest first."""
-        query = f"SELECT {_EVENT} FROM events WHERE {where} ORDER BY id"  # noqa: S608  our own words
-        return [_logged(row) for row in self.rows(query, *values)]
+        return list(self.stream(where, *values))
+
+    def stream(self, where: str = "1", *values: object, newest_first: bool = False) -> Iterator[Logged]:
+        """The same, one by one as they are read."""
+        order = "DESC" if newest_first else "ASC"
+        query = f"SELECT {_EVENT} FROM events WHERE {where} ORDER BY id {order}"  # noqa: S608  our own words
+        with spoken(self.path):
+            yield from map(_logged, self._connection.execute(query, values))
 
     def check_chain(self) -> int | None:
         """Prove the log: the number of the first entry that was changed, moved or removed; None when all is whole."""
@@ -285,7 +295,12 @@ def open(path: str, *, create: bool = True, thorough: bool = False) -> Store | N
     A corrupt one is moved aside and said in `notices`, or refused where nothing may be made. thorough: read every page.
     """
     opened = store_file.connect(path, create=create, thorough=thorough)
-    return None if opened is None else Store(path, *opened)
+    if opened is None:
+        return None
+    store = Store(path, *opened)
+    for notice in store.notices:
+        store.append(Event(stamp(), "note", notice))
+    return store
 
 
 def large_sets(lock: Lock) -> dict[str, frozenset[str]]:

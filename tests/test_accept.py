@@ -414,6 +414,43 @@ def test_without_a_terminal_somebody_must_say_yes(place: Place, monkeypatch: pyt
     assert not place.lock_path.exists()
 
 
+def on_a_terminal(place: Place, answer: bytes, *words: str) -> tuple[int, str]:
+    """Run the command on a terminal of its own and answer its questions."""
+    ours, theirs = os.openpty()
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-m", "lockd", "--policy", str(place.policy), *words]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+    os.close(theirs)
+    os.write(ours, answer)
+    said = b""
+    try:
+        while part := os.read(ours, 4096):
+            said += part
+    except OSError:  # the terminal's other end is closed
+        pass
+    os.close(ours)
+    return process.wait(), said.decode()
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 1), (b"\n", 1), (b"\x04", 1)])
+def test_on_a_terminal_it_shows_and_asks(place: Place, answer: bytes, code: int) -> None:
+    ended, said = on_a_terminal(place, answer, "accept", "-m", "good")
+    assert ended == code, said
+    assert "Make this the known-good? [y/N]" in said
+    assert place.lock_path.exists() == (code == 0)
+
+
+def test_on_a_terminal_commands_are_asked_about_first(place: Place) -> None:
+    proof = place.root / "ran"
+    with place.policy.open("a") as file:
+        file.write(f'[[command]]\nname = "touch"\nrun = ["/usr/bin/touch", "{proof}"]\n')
+    ended, said = on_a_terminal(place, b"n\n", "accept", "-m", "good")
+    assert ended == 1
+    assert "Run them?" in said
+    assert not proof.exists()
+    assert on_a_terminal(place, b"y\ny\n", "accept", "-m", "good")[0] == 0
+
+
 def test_why_is_asked_for(place: Place) -> None:
     assert place.lockd("accept", "--yes") == 2
     assert place.lockd("accept", "--yes", "-m", "  ") == 2

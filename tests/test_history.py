@@ -212,7 +212,7 @@ def test_the_timeline_is_newest_first_and_asked_by_time_kind_and_fact(place: Sta
         store.append(Event("2026-11-30T12:00:00Z", "drift", "m", "file:/b"))
         store.append(Event("2026-11-30T13:00:00Z", "accept", "m"))
         assert [one.id for one in history.timeline(store, asked.query)] == asked.numbers
-        turned = history.timeline(store, asked.query, oldest_first=True)
+        turned = list(history.timeline(store, asked.query, oldest_first=True))
         assert [one.id for one in turned] == asked.numbers[::-1]
         assert history.known_facts(store) == ["file:/a", "file:/b"]
 

@@ -110,6 +110,16 @@ def test_what_a_killed_accept_renamed_in_is_finished(opened: Store) -> None:
     assert opened.manifest(2, "file:/a") == {"a": "b"}
 
 
+def test_a_reader_of_the_log_forgets_nothing_that_an_accept_is_about_to_finish(opened: Store) -> None:
+    first = accept(opened, 1)
+    second, data = generation(2)
+    opened.prepare(second, data, {"file:/a": {"a": "b"}}, {"user": "ana"})
+    opened.settle(first, lock.dumps(first), forget=False)
+    opened.settle(second, data)
+    assert opened.manifest(2, "file:/a") == {"a": "b"}
+    assert opened.events()[-1].event.by == {"user": "ana"}
+
+
 def test_a_lock_from_elsewhere_is_taken_in_and_said(opened: Store) -> None:
     made, data = generation(7)
     opened.settle(made, data)
@@ -190,6 +200,7 @@ def test_a_corrupt_store_is_moved_aside_and_said(where: str) -> None:
     assert found is not None
     with found:
         assert "the lock still decides" in found.notices[0]
+        assert [one.event.message for one in found.events()] == list(found.notices)
         assert found.generations() == []
     aside = [name for name in os.listdir(os.path.dirname(where)) if ".corrupt-" in name]
     assert len(aside) == 1

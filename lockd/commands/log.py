@@ -18,6 +18,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--kind", action="append", default=[], help="accept, drift, heal, launch, …")
     parser.add_argument("--fact", action="append", default=[], help="about this fact")
     parser.add_argument("--reverse", action="store_true", help="oldest first")
+    parser.add_argument("-n", "--max", type=int, metavar="COUNT", help="no more than this many")
     parser.add_argument("--check", action="store_true", help="prove that no entry was changed or removed")
     parser.set_defaults(run=run)
 
@@ -58,7 +59,7 @@ def _settle(session: Session, store: Store) -> None:
 
     data = lock.read_bytes(session.policy.lock_path) if session.lock is not None else None
     if session.lock is not None and data is not None and lock.digest_of(data) == session.lock.digest:
-        store.settle(session.lock, data)
+        store.settle(session.lock, data, forget=False)
 
 
 def _nothing(args: argparse.Namespace) -> int:
@@ -78,7 +79,7 @@ def _check(args: argparse.Namespace, store: Store) -> int:
     from lockd.errors import BLOCK, OK
 
     broken = store.check_chain()
-    entries = len(store.events())
+    entries = store.rows("SELECT count(*) FROM events")[0][0]
     if args.json:
         cli.emit(json.dumps({"schema": 1, "broken": broken, "entries": entries}))
     elif broken is None:
@@ -91,23 +92,35 @@ def _check(args: argparse.Namespace, store: Store) -> int:
 def _list(args: argparse.Namespace, store: Store, query: Query) -> int:
     import sys
     from dataclasses import replace
+    from itertools import islice
 
     from lockd import cli, history, names
     from lockd.report import json
 
     facts = tuple(names.resolve_all(history.known_facts(store), args.fact)) if args.fact else ()
-    events = history.timeline(store, replace(query, facts=facts), oldest_first=args.reverse)
+    events = islice(history.timeline(store, replace(query, facts=facts), oldest_first=args.reverse), args.max)
     if args.json:
         cli.emit(json.dumps([_row(entry) for entry in events]))
-        return 0
-    text = "\n".join(_line(entry) for entry in events)
-    if sys.stdout.isatty() and len(events) > 40:
-        import pydoc
+    elif sys.stdout.isatty():
+        _page(list(events))
+    else:
+        for entry in events:
+            cli.emit(_line(entry))
+    return 0
 
+
+def _page(events: list[Logged]) -> None:
+    """On a terminal: through a pager where it would not fit."""
+    import pydoc
+    import shutil
+
+    from lockd import cli
+
+    text = "\n".join(map(_line, events))
+    if len(events) >= shutil.get_terminal_size().lines:
         pydoc.pager(text)
     elif text:
         cli.emit(text)
-    return 0
 
 
 def _row(entry: Logged) -> dict[str, Any]:
@@ -120,7 +133,8 @@ def _line(entry: Logged) -> str:
     from lockd.report.text import safe
 
     event = entry.event
-    about = f" {event.fact}:" if event.fact else ""
+    subject = (event.fact or "").partition(":")[2]
+    about = f" {event.fact}:" if event.fact and subject not in event.message else ""
     by = "" if event.by is None else f"  [{_who(dict(event.by))}]"
     return safe(f"{entry.id:>5}  {event.at}  {event.kind:<8}{about} {event.message}{by}")
 
