@@ -9,10 +9,10 @@ Never: reads a file or a clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from lockd import wellformed
+from lockd.plain import dataclass, field
 from lockd.wellformed import Check
 
 Severity = Literal["block", "warn", "record", "ignore"]
