@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -44,15 +45,17 @@ def shape(folder: Path) -> Path:
     site = prefix / "lib" / PYTHON / "site-packages"
     rows: dict[str, list[str]] = defaultdict(list)
     compiled: list[tuple[str, int]] = []
+    tops = {name.split("/")[0] for name, _ in listed()}
+    infos = {normal(top.split("-")[0]): top for top in tops if top.endswith(".dist-info")}
     for name, size in listed():
         if name.endswith((".dist-info/RECORD", ".pth", ".dist-info/METADATA")):
             continue
         if name.endswith(".pyc"):
             compiled.append((name, size // SCALE))
             continue
-        rows[owner(name)].append(put(site, name, random.Random(name).randbytes(size // SCALE)))
-    for package, lines in rows.items():
-        finish(site, package, lines)
+        rows[owner(name, infos)].append(put(site, name, random.Random(name).randbytes(size // SCALE)))
+    for info, lines in rows.items():
+        finish(site, info, lines)
     for name, size in compiled:
         byte_code(site, name, size)
     done.touch()
@@ -65,7 +68,7 @@ def small(folder: Path) -> Path:
     if not prefix.exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
         site = prefix / "lib" / PYTHON / "site-packages"
-        finish(site, "small", [put(site, f"small/m{number}.py", b"X = 1\n") for number in range(28)])
+        finish(site, "small-1.0.dist-info", [put(site, f"small/m{number}.py", b"X = 1\n") for number in range(28)])
     return prefix
 
 
@@ -76,10 +79,17 @@ def listed() -> list[tuple[str, int]]:
         return [(path.removeprefix("./"), int(size)) for size, path in pairs]
 
 
-def owner(name: str) -> str:
-    """The package that a file is counted to: by its top folder, which is near enough for a shape."""
+def owner(name: str, infos: dict[str, str]) -> str:
+    """The dist-info folder that a file is counted to: by its top folder, which is near enough for a shape."""
     top = name.split("/")[0]
-    return top.split("-")[0] if top.endswith((".dist-info", ".data")) else top.split(".")[0]
+    if top.endswith(".dist-info"):
+        return top
+    package = normal(top.split(".")[0])
+    return infos.get(package, f"{package.replace('-', '_')}-1.0.dist-info")
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def put(site: Path, name: str, content: bytes) -> str:
@@ -102,11 +112,11 @@ def byte_code(site: Path, name: str, size: int) -> None:
         put(site, name, header + random.Random(name).randbytes(size))
 
 
-def finish(site: Path, package: str, rows: list[str]) -> None:
-    """METADATA, WHEEL and RECORD of a package."""
-    info = f"{package.replace('-', '_')}-1.0.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
-    rows.append(put(site, f"{info}/METADATA", metadata.encode()))
+def finish(site: Path, info: str, rows: list[str]) -> None:
+    """METADATA, WHEEL and RECORD of the package whose dist-info folder is `info`."""
+    name, version = info.removesuffix(".dist-info").split("-")[:2]
+    rows = [row for row in rows if not row.startswith(f"{info}/WHEEL,")]
+    rows.append(put(site, f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()))
     rows.append(put(site, f"{info}/WHEEL", b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"))
     (site / info / "RECORD").write_text("\n".join([*rows, f"{info}/RECORD,,"]) + "\n")
 
