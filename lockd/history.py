@@ -8,6 +8,7 @@ Never: decides a verdict, or invents when and by whom: `by` is there only where 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockd import atomic
 from lockd.clock import parse_time, stamp
+from lockd.errors import LockdError
 from lockd.facts import LAUNCH_KINDS, Fact, Facts
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ Standing = Mapping[str, Mapping[str, str]]  # fact → key (what differs), since
 def record(state: State | None, report: Report) -> None:
     """Put what drifted and healed since the last look into the log.
 
-    Nothing is done without a state, without a lock, or when nothing changed. StoreError or OSError if it can't be.
+    Nothing is done without a state, without a lock, or when nothing changed. OSError if it can't be written: that
+    changes no verdict, so whoever calls this says it and goes on.
     """
     if state is None or report.lock is None:
         return
@@ -47,12 +50,19 @@ def record(state: State | None, report: Report) -> None:
     text = _read(state.standing_path)
     if keys == _keys(_parse(text)) and (text is not None or not os.path.exists(state.store_path)):
         return
+    try:
+        _write(state, report, report.lock.generation)
+    except LockdError as error:  # full, busy, newer
+        raise OSError(errno.EIO, str(error), state.store_path) from error
+
+
+def _write(state: State, report: Report, generation: int) -> None:
     store = state.store(create=True)
     if store is None:
         return
     with store:
         with store.transaction():
-            body = _record(store, report, report.lock.generation)
+            body = _record(store, report, generation)
         atomic.write_scratch(state.standing_path, body.encode())
 
 

@@ -162,6 +162,15 @@ def test_a_damaged_standing_file_is_read_anew_from_the_store(place: State, text:
     assert marks(place) == [("drift", "file:/a")]
 
 
+def test_a_store_that_cannot_be_used_is_said_as_such(place: State) -> None:
+    store = place.store(create=True)
+    assert store is not None
+    with store:
+        store.rows("PRAGMA user_version = 99")
+    with pytest.raises(OSError, match="version 99"):
+        history.record(place, report(A))
+
+
 def test_a_lost_standing_file_hides_no_heal(place: State) -> None:
     history.record(place, report(A))
     os.unlink(place.standing_path)
