@@ -8,7 +8,6 @@ Never: makes an object of a class that the caller did not name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 
@@ -20,6 +19,8 @@ def freeze(value: Any) -> Any:
         return ["t", [freeze(item) for item in value]]
     if isinstance(value, Mapping):
         return ["d", {key: freeze(item) for key, item in value.items()}]
+    from dataclasses import fields, is_dataclass  # what makes the data may cost; what reads it back may not
+
     if is_dataclass(value):
         return [type(value).__name__, {field.name: freeze(getattr(value, field.name)) for field in fields(value)}]
     raise ValueError(f"{type(value).__name__} can't be kept as plain data")

@@ -4,7 +4,7 @@ Every launch waits for lockd. The standard `dataclasses` imports `inspect` and c
 fifty classes that is several times an interpreter's start. Here the methods are shared closures. The import is the one
 line that changes in a module; type checkers see the real thing.
 Always holds: a class made here is a dataclass for all who ask (`dataclasses.fields` and `replace`, pydantic), as the
-standard's own fields are made when first asked for. Defaults, factories, frozen, inheritance, `__post_init__` are there.
+standard's own fields are made when first asked for. Defaults, factories, frozen, inheritance, `__post_init__` hold.
 Never: takes an option of the standard that it would not honour.
 """
 

@@ -7,7 +7,6 @@ Never: imports pydantic, a TOML parser or packaging where the policy was validat
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import stat
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockd import policy_cache, rules, trust
 from lockd.errors import PolicyError
+from lockd.plain import replace
 from lockd.probes import PROBES
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _parsed(path: str, data: bytes, owner: int) -> rules.Policy:
     policy, mistakes = shape(document, PROBES)
     if policy is None:
         raise PolicyError(_told(path, mistakes, lines), where=path, hint="lockd policy check shows this list alone")
-    return dataclasses.replace(
+    return replace(
         _normalised(policy),
         path=os.path.abspath(path),
         digest="sha256:" + hashlib.sha256(data).hexdigest(),
@@ -163,10 +163,9 @@ def _normalised(policy: rules.Policy) -> rules.Policy:
     from lockd.wellformed import package
 
     python = tuple(
-        dataclasses.replace(rule, packages={package(name): pin for name, pin in rule.packages.items()})
-        for rule in policy.python
+        replace(rule, packages={package(name): pin for name, pin in rule.packages.items()}) for rule in policy.python
     )
-    return dataclasses.replace(policy, python=python)
+    return replace(policy, python=python)
 
 
 def _pep503(key: KeyPath) -> KeyPath:
