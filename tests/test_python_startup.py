@@ -235,6 +235,31 @@ def test_the_user_site_of_a_system_switch_is_named_without_its_home(tmp_path: Pa
     assert isinstance(pth, tuple) and any(line.startswith("~/.local/") and "evil.pth sha256:" in line for line in pth)
 
 
+def test_of_two_packages_of_one_name_it_is_told_which_one_wins(tmp_path: Path) -> None:
+    """astral-sh/uv#2038: a second torch beside the one of the base; and the user's before conda's own."""
+    minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    user = tmp_path / f"home/.local/lib/python{minor}/site-packages"
+    prefix = make_venv(tmp_path / "venv", system_site_packages=True)
+    (user / "torch-2.9.0.dist-info").mkdir(parents=True)
+    (site_of(prefix) / "torch-2.11.0.dist-info").mkdir()
+    wins = (f"torch 2.11.0 of {site_of(prefix)} wins over 2.9.0 of {user}",)
+    assert looked(prefix).told["doubles"] == wins
+    conda = tmp_path / "conda"
+    for folder in ("bin", "conda-meta", f"lib/python{minor}/site-packages/torch-2.1.dist-info"):
+        (conda / folder).mkdir(parents=True)
+    (conda / "bin/python").write_bytes(b"\x7fELF")
+    before = looked(conda)
+    assert before.told["doubles"] == (f"torch 2.9.0 of {user} wins over 2.1 of {site_of(conda)}",)
+    after = looked(conda, extra=("torch 2.9.0",))
+    assert changed(before, after).endswith(f"in sight: torch 2.9.0; {wins_of(before)}")
+
+
+def wins_of(fact: Fact) -> str:
+    lines = fact.told["doubles"]
+    assert isinstance(lines, tuple)
+    return ", ".join(lines)
+
+
 def test_a_base_python_that_is_gone_is_a_state_not_a_crash(tmp_path: Path) -> None:
     prefix = make_venv(tmp_path / "venv")
     before = looked(prefix)
@@ -290,7 +315,7 @@ def test_what_byte_code_hides_is_told_and_what_it_runs_is_an_attribute(tmp_path:
     fact = looked(prefix, stale=Stale(("a.py: foreign",), ("b.py: hidden",), ("c: lone",)))
     assert fact.attributes["stale"] == ("a.py: foreign",)
     assert (fact.told["hidden_edits"], fact.told["bytecode_notes"]) == (("b.py: hidden",), ("c: lone",))
-    assert changed(before, fact) == "python train: byte-code is not its source: a.py: foreign"
+    assert changed(before, fact) == "python train: byte-code of a.py: foreign"
 
 
 @pytest.mark.parametrize(

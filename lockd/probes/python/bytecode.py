@@ -268,11 +268,11 @@ def _sorted_out(suspects: list[Suspect], verdicts: dict[str, str], notes: list[s
     for suspect in suspects:
         verdict, name = verdicts[suspect.pyc], shown(suspect.source)
         if verdict.startswith("differs") and suspect.pristine is False:
-            hidden.add(f"{name}: byte-code from before the edit would run")
+            hidden.add(f"{name}: its byte-code still runs what it was before the edit")
         elif verdict.startswith("differs"):
-            foreign.add(f"{name}: byte-code runs other code than the source{_why(suspect, verdict)}")
+            foreign.add(f"{name} runs other code than its source{_why(suspect, verdict)}")
         elif verdict and suspect.unchecked:
-            foreign.add(f"{name}: unchecked-hash byte-code runs whatever the source says; it {verdict}")
+            foreign.add(f"{name} runs unchecked-hash code whatever its source says; it {verdict}")
         elif verdict:
             unsure[verdict] += 1
     notes += [f"{count} .pyc {verdict}" for verdict, count in sorted(unsure.items())]

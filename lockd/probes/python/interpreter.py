@@ -249,7 +249,7 @@ def _with_base_site(found: Interpreter, disk: Disk) -> Interpreter | Trouble:
     """Add what comes into sight from outside, in the order of sys.path."""
     sites = list(found.site_packages)
     if found.user_site:
-        user = os.path.join(home(), ".local", "lib", f"python{found.library}", "site-packages")
+        user = user_site_of(found)
         sites += [user] if names_in(user) else []
     if found.system_site and found.base_prefix:
         sites += _site_folders(found.base_prefix, found.library, in_venv=True, debian=_debian(found.base_prefix))
@@ -268,6 +268,11 @@ def _with_base_site(found: Interpreter, disk: Disk) -> Interpreter | Trouble:
 
 def _within(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(folder + "/") for folder in folders)
+
+
+def user_site_of(interpreter: Interpreter) -> str:
+    """Where the user's site folder of this Python would lie."""
+    return os.path.join(home(), ".local", "lib", f"python{interpreter.library}", "site-packages")
 
 
 def home() -> str:

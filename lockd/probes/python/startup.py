@@ -17,6 +17,7 @@ from lockd.facts import Attributes, Fact, Unknown, Value, shown
 from lockd.look import Look
 from lockd.probes.python.binary import Binary, binary_of
 from lockd.probes.python.bytecode import NOTHING_STALE, Stale
+from lockd.probes.python.doubles import doubles
 from lockd.probes.python.interpreter import Interpreter, home
 from lockd.probes.python.pth import SUFFIXES, StartFile, names_in, real_bytes, start_files
 from lockd.probes.python.startup_words import word
@@ -43,6 +44,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "owners": "told: which package each start-up file belongs to",
     "missing_roots": "told: folders that a .pth names and that are not there",
     "pip": "told: pip's configuration and constraint files, by hash",
+    "doubles": "told: packages that stand in two folders of the path, and which one import takes",
     "ca_bundle": "told: certificates in certifi's bundle",
     "hidden_edits": "told: stale byte-code that would run in place of an edited source",
     "bytecode_notes": "told: byte-code that makes a package by itself, or could not be compared",
@@ -82,7 +84,7 @@ def python_fact(
     attributes = _attributes(interpreter, files, modules, binary)
     attributes |= {"extra": tuple(sorted(set(extra_packages))), "stale": stale.foreign}
     told = _told(interpreter, files, owned, look.disk)
-    told |= {"hidden_edits": stale.hidden, "bytecode_notes": stale.notes}
+    told |= {"doubles": tuple(doubles(interpreter)), "hidden_edits": stale.hidden, "bytecode_notes": stale.notes}
     return Fact("python", rule.name, _filled(attributes), _filled(told))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from lockd.facts import Unknown, Value
+from lockd.facts import Fact, Unknown, Value
 from lockd.findings import Difference
 from lockd.probes.python.pth import SUFFIXES
 
@@ -22,7 +22,8 @@ def word(difference: Difference) -> str:
     clauses = [
         _clause(name, *pair) for name, pair in sorted(difference.attributes.items(), key=lambda item: _rank(item[0]))
     ]
-    return f"python {subject}: {'; '.join(filter(None, clauses))}"
+    clauses += _doubled(difference) if "extra" in difference.attributes else []
+    return f"python {subject}: {'; '.join(filter(None, clauses)) or 'differs'}"
 
 
 _PLAIN = {"missing": "is gone", "added": "is new", "unreadable": "could not be read"}
@@ -51,10 +52,15 @@ def _clause(name: str, before: Value | None, after: Value | None) -> str:
         what = "include-system-site-packages" if name == "system_site" else "user site"
         return f"{what} is {'on' if after else 'off'}"
     if name in ("binary", "libpython"):
-        return f"{name} differs"
+        return f"{name} differs" if before and after else ""  # that it came or went is said by `state`
     if isinstance(before, tuple) or isinstance(after, tuple):
         return _moves(name, _lines(before), _lines(after))
     return f"{name} {before or 'none'} → {after or 'none'}"
+
+
+def _doubled(difference: Difference) -> list[str]:
+    told = difference.found.told.get("doubles") if isinstance(difference.found, Fact) else ()
+    return [_few(list(told))] if isinstance(told, tuple) and told else []
 
 
 def _lines(value: Value | None) -> tuple[str, ...]:
@@ -64,7 +70,7 @@ def _lines(value: Value | None) -> tuple[str, ...]:
 _GROUPS = {
     "pth": ("{} at start-up", "no longer {}"),
     "customize": ("runs {}", "no longer runs {}"),
-    "stale": ("byte-code is not its source: {}", "no longer: {}"),
+    "stale": ("byte-code of {}", "no longer byte-code of {}"),
     "roots": ("imports from {}", "no longer imports from {}"),
     "extra": ("in sight: {}", "out of sight: {}"),
 }
@@ -90,7 +96,9 @@ def _head(line: str) -> str:
 
 def _brief(line: str) -> str:
     head, runs, _ = line.partition(" sha256:")
-    return f"{head} (runs code)" if runs and head.endswith(SUFFIXES) else head if runs else line
+    if not runs:
+        return line.replace(" -> ", " adds ", 1)
+    return f"{head} (runs code)" if head.endswith(SUFFIXES) else head
 
 
 def _few(lines: list[str]) -> str:
