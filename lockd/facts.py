@@ -133,4 +133,6 @@ def _shown_character(character: str) -> str:
         return f"\\x{point - 0xDC00:02x}"
     if character == " " or character.isprintable():
         return character
+    if 0x80 <= point <= 0xFF:  # "\\x85" stands for a raw byte already
+        return f"\\u{point:04x}"
     return character.encode("unicode_escape").decode("ascii")
