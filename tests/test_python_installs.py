@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -385,9 +387,6 @@ def test_the_commit_of_a_vcs_install_is_its_origin(tmp_path: Path) -> None:
 
 
 def test_the_hash_of_a_local_wheel_is_its_origin(tmp_path: Path) -> None:
-    import hashlib
-    import sys
-
     env = build_venv(tmp_path / "venv")
     path = torch().write(tmp_path)
     command = [sys.executable, "-m", "pip", "--python", str(env.python), "install", "--no-deps", "--quiet", str(path)]
@@ -432,3 +431,35 @@ def test_an_edit_in_a_linked_cache_is_seen_though_the_tree_did_not_move(tmp_path
     with_times_kept((env.site / "torch/fx/_symbolic_trace.py").resolve(), "return flag", "return True")
     again = Facts(seen(env.prefix, disk=Disk(cache_dir=str(tmp_path / "state")), memo=memo).facts)
     assert set(differences(first, again)) == {"package:train/torch"}
+
+
+# -- real packages -----------------------------------------------------------------------------------------------------
+
+
+def from_index(env: Env, *command: str) -> None:
+    """Install from the index that this machine is set up with."""
+    cache = {"UV_CACHE_DIR": str(env.prefix.parent / "uv-cache"), "PIP_NO_CACHE_DIR": "1"}
+    done = subprocess.run(command, env={**os.environ, **cache}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_real_torch_of_pip_and_of_uv_are_the_same_package(tmp_path: Path) -> None:
+    """The torch of one index, by both installers: equal in all attributes, sound, and nothing unowned."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    ours, theirs = build_venv(tmp_path / "a/venv"), build_venv(tmp_path / "b/venv")
+    quiet = ("--no-deps", "--quiet")
+    from_index(ours, sys.executable, "-m", "pip", "--python", str(ours.python), "install", *quiet, "torch==2.13.0")
+    version = package(ours.prefix, "torch").attributes["version"]
+    from_index(theirs, str(UV), "pip", "install", "--python", str(theirs.python), *quiet, f"torch=={version}")
+    first, second = package(ours.prefix, "torch"), package(theirs.prefix, "torch")
+    assert first.attributes == second.attributes
+    assert first.told["modified"] == second.told["modified"] == 0 and state(first) == ""
+    assert str(first.attributes["version"]).startswith("2.13.0+") and len(str(first.attributes["git"])) == 40
+    assert unowned(ours.prefix).attributes == unowned(theirs.prefix).attributes == {"files": 0}
+    before = facts(theirs.prefix)
+    with_times_kept(theirs.site / "torch/fx/_symbolic_trace.py", "def is_fx_tracing", "def is_fx_tracinG")
+    (difference,) = differences(before, facts(theirs.prefix)).values()
+    assert "torch/fx/_symbolic_trace.py" in python.word(difference)

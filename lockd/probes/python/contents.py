@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lockd.disk import Entry, Trouble
 from lockd.probes.python import scripts
-from lockd.probes.python.ground import Ground
+from lockd.probes.python.ground import EXECUTABLE, FILE, LINKED, Ground, mark
 from lockd.probes.python.packages import Package
 
 MISSING = "missing"
@@ -24,57 +25,96 @@ _SCRIPT = 1 << 20  # nothing larger in bin/ is a script
 
 
 class Content(NamedTuple):
-    """One path: `word` stands for it in manifests, `digest` is the sha256 of its bytes ("" where it has none)."""
+    """One path: `word` stands for it in manifests, `digest` is the sha256 of its bytes ("" where it has none).
+
+    linked: the file has another name elsewhere (a hard link into an installer's cache).
+    """
 
     word: str
     digest: str = ""
-    links: int = 1
+    linked: bool = False
 
 
 Contents = Mapping[str, "Content | Trouble"]
 
 
+@dataclass
+class _Reading:
+    """Paths on their way to their contents: found out at once, or files whose digests are wanted (path → mark)."""
+
+    ground: Ground
+    found: dict[str, Content | Trouble] = field(default_factory=dict)
+    wanted: dict[str, int] = field(default_factory=dict)
+    targets: dict[str, str] = field(default_factory=dict)  # of links that are read through
+
+    def add(self, path: str, *, keep_link: bool) -> None:
+        """Sort one absolute path in."""
+        if path in self.wanted or path in self.found:
+            return
+        known = self.ground.mark(path)
+        if known is not None and known & FILE:
+            self.wanted[path] = known
+            return
+        entry = self.ground.entry(path)
+        if entry is None or isinstance(entry, Trouble):
+            self.found[path] = Content(MISSING) if entry is None else entry
+        elif entry.kind == "f":
+            self.wanted[path] = mark(entry)
+        elif entry.kind == "l":
+            self._add_link(path, keep_link)
+        else:
+            self.found[path] = Content("folder" if entry.kind == "d" else "no regular file")
+
+    def _add_link(self, path: str, keep_link: bool) -> None:
+        target = os.path.realpath(path)
+        behind = None if keep_link else self.ground.disk.entry(target)
+        if isinstance(behind, Trouble):
+            self.found[path] = behind
+        elif behind is not None and behind.kind == "f":
+            self.wanted[path], self.targets[path] = mark(behind), target
+        else:
+            self.found[path] = _link(path)
+
+    def finish(self) -> dict[str, Content | Trouble]:
+        """Digest what is wanted, all at once."""
+        digests = self.ground.disk.digests([self.targets.get(path, path) for path in self.wanted])
+        scripts_folder = self.ground.bin + "/"
+        for path, marked in self.wanted.items():
+            digest = digests[self.targets.get(path, path)]
+            word = self._script(path, digest) if path.startswith(scripts_folder) else digest
+            if isinstance(digest, Trouble):
+                self.found[path] = digest
+            elif isinstance(word, Trouble):
+                self.found[path] = word
+            else:
+                text = f"{word}+x" if marked & EXECUTABLE else word
+                self.found[path] = Content(text, digest, bool(marked & LINKED))
+        return self.found
+
+    def _script(self, path: str, digest: str | Trouble) -> str | Trouble:
+        entry = self.ground.disk.entry(self.targets.get(path, path))
+        if not isinstance(entry, Entry) or entry.size > _SCRIPT:
+            return digest
+        content = self.ground.disk.read(self.targets.get(path, path))
+        return content if isinstance(content, Trouble) else scripts.word(content)
+
+
 def read(ground: Ground, packages: Iterable[Package]) -> dict[str, Content | Trouble]:
     """The content of every listed path, by absolute path."""
-    found: dict[str, Content | Trouble] = {}
-    wanted: dict[str, tuple[str, Entry]] = {}  # path → the file to digest, and its entry
+    reading = _Reading(ground)
     for package in packages:
         links = package.conda.links if package.conda else frozenset()
         for path in package.listed:
-            absolute = package.absolute(path)
-            if absolute not in found and absolute not in wanted:
-                _sort(ground, absolute, path in links, found, wanted)
-    digests = ground.disk.digests(target for target, _ in wanted.values())
-    for absolute, (target, entry) in wanted.items():
-        found[absolute] = _content(ground, absolute, target, entry, digests[target])
-    return found
+            reading.add(package.absolute(path), keep_link=path in links)
+    return reading.finish()
 
 
-def _sort(
-    ground: Ground,
-    path: str,
-    keep_link: bool,
-    found: dict[str, Content | Trouble],
-    wanted: dict[str, tuple[str, Entry]],
-) -> None:
-    entry = ground.entry(path)
-    if entry is None:
-        found[path] = Content(MISSING)
-    elif isinstance(entry, Trouble):
-        found[path] = entry
-    elif entry.kind == "f":
-        wanted[path] = path, entry
-    elif entry.kind == "l" and not keep_link:
-        target = os.path.realpath(path)
-        behind = ground.disk.entry(target)
-        if behind is not None and not isinstance(behind, Trouble) and behind.kind == "f":
-            wanted[path] = target, behind
-        else:
-            found[path] = behind if isinstance(behind, Trouble) else _link(path)
-    else:
-        found[path] = (
-            _link(path) if entry.kind == "l" else Content("folder" if entry.kind == "d" else "no regular file")
-        )
+def loose(ground: Ground, paths: Iterable[str]) -> dict[str, Content | Trouble]:
+    """The content of files that no package owns (absolute paths); no link is read through."""
+    reading = _Reading(ground)
+    for path in paths:
+        reading.add(path, keep_link=True)
+    return reading.finish()
 
 
 def _link(path: str) -> Content | Trouble:
@@ -82,34 +122,6 @@ def _link(path: str) -> Content | Trouble:
         return Content(f"-> {os.readlink(path)}")
     except OSError as error:
         return Trouble(path, error.strerror or str(error))
-
-
-def _content(ground: Ground, path: str, target: str, entry: Entry, digest: str | Trouble) -> Content | Trouble:
-    if isinstance(digest, Trouble):
-        return digest
-    word = digest
-    if path.startswith(ground.bin + "/") and entry.size <= _SCRIPT:
-        content = ground.disk.read(target)
-        if isinstance(content, Trouble):
-            return content
-        word = scripts.word(content)
-    return Content(f"{word}+x" if entry.mode & 0o111 else word, digest, entry.links)
-
-
-def loose(ground: Ground, paths: Iterable[str]) -> dict[str, Content | Trouble]:
-    """The content of files that no package owns (absolute paths); no link is read through."""
-    found: dict[str, Content | Trouble] = {}
-    wanted: dict[str, tuple[str, Entry]] = {}
-    for path in paths:
-        _sort(ground, path, True, found, wanted)
-    digests = ground.disk.digests(target for target, _ in wanted.values())
-    for path, (target, entry) in wanted.items():
-        digest = digests[target]
-        plain = (
-            digest if isinstance(digest, Trouble) else Content(f"{digest}+x" if entry.mode & 0o111 else digest, digest)
-        )
-        found[path] = plain
-    return found
 
 
 def digest(manifest: Mapping[str, str]) -> str:

@@ -154,13 +154,13 @@ def _on_disk(
     differing = contents.modified(around.ground, package, around.contents, skip)
     _tell_modified(differing, told)
     told["files"] = len(manifest)
-    if any(_links(around.contents[package.absolute(path)]) > 1 for path in differing):
+    if any(_is_linked(around.contents[package.absolute(path)]) for path in differing):
         told["links"] = "a changed file is hard-linked elsewhere: the installer's cache holds the change too"
     return manifest
 
 
-def _links(content: Content | Trouble) -> int:
-    return 1 if isinstance(content, Trouble) else content.links
+def _is_linked(content: Content | Trouble) -> bool:
+    return not isinstance(content, Trouble) and content.linked
 
 
 def _tell_modified(differing: list[str], told: dict[str, Value]) -> None:

@@ -28,7 +28,7 @@ from lockd.probes.python import (
     packages,
     startup,
 )
-from lockd.probes.python.ground import Ground
+from lockd.probes.python.ground import LINK, Ground
 from lockd.probes.python.interpreter import Interpreter
 from lockd.rules import PythonRule
 
@@ -55,7 +55,7 @@ class Survey:
             for absolute in map(package.absolute, package.listed):
                 if ground.locate(absolute) is None and ground.is_inside(absolute):
                     found.add(absolute)
-                if ground.is_link(absolute):
+                if ground.mark(absolute) == LINK:
                     found.add(posixpath.realpath(absolute))
         checkouts = sorted({path for package in stock if (path := describe.checkout_of(package))})
         told: Attributes = {"files": tuple(sorted(found)), "checkouts": tuple(checkouts)}
