@@ -21,8 +21,8 @@ from lockd import hashing
 from lockd.entries import Entries, Entry, Finder, entry_of
 from lockd.globs import matches
 from lockd.hashing import Hashed, Identity, Progress
-from lockd.statcache import Page, Record, load, packed, prune, read_packed, store, write_packed
-from lockd.walk import folders_of, refresh, row_of
+from lockd.statcache import Page, Record, load, packed, prune, read_packed, store, unpacked, write_packed
+from lockd.walk import Excluded, folders_of, refresh, row_of
 
 __all__ = ["Disk", "Entry", "Progress", "Tree", "Trouble"]
 
@@ -85,6 +85,14 @@ class _Found:
         """What this look saw of it."""
         return self.page.row(self.index)
 
+    def is_file(self) -> bool:
+        """Did this look see a regular file?"""
+        return stat.S_ISREG(next(unpacked(self.row()))[0])
+
+    def is_at(self, identity: Identity) -> bool:
+        """Is this identity the one that this look saw?"""
+        return self.row() == packed([*identity[:6], identity[6] - self.held.device])
+
 
 @dataclass
 class _Loose:
@@ -112,7 +120,7 @@ class Disk:
 
     def _begin(self) -> None:
         self._trees: dict[tuple[object, ...], Tree] = {}
-        self._fresh: dict[str, str | Trouble] = {}  # answers that hold for this look only
+        self._fresh: dict[str, Hashed | str] = {}  # readings that hold for this look only
         self._filesystems: dict[int, int] = {}
         self._remote = hashing.remote_devices()
 
@@ -134,16 +142,17 @@ class Disk:
 
         `exclude`: globs relative to root, `**` crosses folders; an excluded folder is not entered.
         """
+        root = root.rstrip("/") or "/"
         key = (root, tuple(exclude), follow_root)
         if key not in self._trees:
-            self._trees[key] = self._look(key, root, follow_root)
+            self._trees[key] = self._look(key, root, matches(exclude), follow_root)
         return self._trees[key]
 
-    def _look(self, key: tuple[object, ...], root: str, follow_root: bool) -> Tree:
-        place = os.path.realpath(root) if follow_root else root.rstrip("/") or "/"
+    def _look(self, key: tuple[object, ...], root: str, excluded: Excluded, follow_root: bool) -> Tree:
         try:
+            place = os.path.realpath(root) if follow_root else root
             status = os.lstat(place)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._held.pop(key, None)
             why = hashing.reason(error)
             if why == "not there":
@@ -153,17 +162,21 @@ class Disk:
             self._held.pop(key, None)
             return _unreadable(root, f"{hashing.kind_of(status.st_mode)}, not a folder")
         held = self._hold(key, root, place, status)
-        only = None if self._hints is None or not held.record.root_row else folders_of(place, self._hints)
-        refresh(held.record, place, status, matches(key[1]), only)  # type: ignore[arg-type]
+        before = held.record.contents()
+        hinted = self._hints is not None and held.record.root_row
+        only = folders_of(held.record, held.place, self._hints or ()) if hinted else None
+        refresh(held.record, held.place, status, excluded, only)
         held.finder = Finder(held.record)
         self._read_again(held)
+        held.record.dirty |= held.record.contents() != before
         troubles = sorted(held.record.troubles.items())
-        listed = tuple(Trouble(f"{root}/{path}" if path else root, why) for path, why in troubles)
+        listed = tuple(Trouble(f"{held.root}/{path}" if path else root, why) for path, why in troubles)
         return Tree(root, Entries(held.record, held.finder), listed, held.record.stamped())
 
     def _hold(self, key: tuple[object, ...], root: str, place: str, status: os.stat_result) -> _Held:
         filesystem = self._filesystem(status.st_dev, place)
         held = self._held.get(key)
+        root, place = root.rstrip("/"), place.rstrip("/")  # "" for "/", so that "/name" can be put behind both
         if held is None or (held.record.filesystem, held.place) != (filesystem, place):
             known = None
             if self._cache_dir is not None and not self.full:
@@ -193,7 +206,7 @@ class Disk:
             relative = files[index][0]
             before = record.untrusted[relative]
             now = result.digest if isinstance(result, Hashed) else b""
-            self._remember(f"{held.root}/{relative}", result, _Found(held, relative, *places[index]))
+            self._remember(f"{held.root}/{relative}", result, [_Found(held, relative, *places[index])])
             if now != before:
                 record.salted[relative] = now or sha256(str(result).encode()).digest()
                 record.touch()
@@ -202,7 +215,7 @@ class Disk:
         """sha256 hex of each regular file (absolute paths, no link followed in the last component), in parallel."""
         answers: dict[str, str | Trouble] = dict.fromkeys(paths, "")
         misses: list[tuple[str, int]] = []
-        places: list[_Found | None] = []
+        places: list[list[_Found]] = []
         for path in answers:
             found = self._find(path)
             known, size = self._known(path, found)
@@ -216,61 +229,56 @@ class Disk:
             answers[path] = self._remember(path, result, places[index])
         return answers
 
-    def _known(self, path: str, found: _Found | None) -> tuple[str | Trouble | None, int]:
+    def _known(self, path: str, found: list[_Found]) -> tuple[str | Trouble | None, int]:
         """(the answer, when it can be given without reading; the file's size, for sharing out the work)."""
         if path in self._fresh:
-            return self._fresh[path], 0
-        if found is not None:
-            digest = found.page.digest(found.index)
-            return (digest.hex(), 0) if digest else (None, found.page.size(found.index))
+            result = self._fresh[path]
+            if isinstance(result, str) or all(place.is_at(result.identity) for place in found):
+                return self._remember(path, result, found), 0
+        if found:
+            digests = {(place.row(), place.page.digest(place.index)) for place in found}
+            ((_, digest),) = digests if len(digests) == 1 else ((b"", b""),)  # trees that differ: it changes just now
+            return (digest.hex(), 0) if digest else (None, found[0].page.size(found[0].index))
         try:
             identity = hashing.identity_of(os.lstat(path))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return Trouble(path, hashing.reason(error)), 0
         known = self._loose_files().known.get(path)
         if known is not None and known[0] == self._lasting(path, identity):
             return known[1].hex(), 0
         return None, identity[2]
 
-    def _find(self, path: str) -> _Found | None:
-        """The place of a path in a tree that this look has seen."""
+    def _find(self, path: str) -> list[_Found]:
+        """The places of a path in the trees that this look has seen."""
+        places = []
         for held in self._held.values():
-            if held.finder is None or not path.startswith(held.root + "/"):
-                continue
-            relative = path[len(held.root) + 1 :]
-            found = held.finder.find(relative)
-            if found is not None:
-                return _Found(held, relative, *found)
-        return None
+            if held.finder is not None and path.startswith(held.root + "/"):
+                relative = path[len(held.root) + 1 :]
+                found = held.finder.find(relative)
+                if found is not None:
+                    places.append(_Found(held, relative, *found))
+        return places
 
-    def _remember(self, path: str, result: Hashed | str, found: _Found | None) -> str | Trouble:
-        """Keep what a reading gave as far as it can be trusted, and give the answer."""
-        answer = result.digest.hex() if isinstance(result, Hashed) else Trouble(path, result)
-        if found is None:
-            self._fresh[path] = answer
-            if isinstance(result, Hashed) and result.trusted:
-                loose = self._loose_files()
-                loose.known[path] = (self._lasting(path, result.identity), result.digest)
-                loose.dirty = True
-            return answer
-        record, relative = found.held.record, found.relative
-        record.dirty = True
-        if isinstance(result, Hashed) and result.trusted and found.row() == _row(result.identity, found.held.device):
-            record.untrusted.pop(relative, None)
-            found.page.keep(found.index, result.digest)
-            return answer
-        self._fresh[path] = answer
-        if not isinstance(result, Hashed):
-            record.untrusted[relative] = b""  # to be tried again at the next look
-        elif found.row() == _row(result.identity, found.held.device):
-            record.untrusted[relative] = result.digest
-        return answer
+    def _remember(self, path: str, result: Hashed | str, found: list[_Found]) -> str | Trouble:
+        """Keep what a reading gave, in all trees that hold the file, as far as it can be trusted; give the answer."""
+        for place in found:
+            _note(place, result)
+        trusted = isinstance(result, Hashed) and result.trusted
+        if not trusted or not all(place.page.digest(place.index) for place in found):
+            self._fresh[path] = result
+        if isinstance(result, str):
+            return Trouble(path, result)
+        if trusted and not found:
+            loose = self._loose_files()
+            loose.known[path] = (self._lasting(path, result.identity), result.digest)
+            loose.dirty = True
+        return result.digest.hex()
 
     def entry(self, path: str) -> Entry | Trouble | None:
         """lstat of one path, now. None: not there."""
         try:
             status = os.lstat(path)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             why = hashing.reason(error)
             return None if why == "not there" else Trouble(path, why)
         return entry_of(tuple(row_of(status, status.st_dev)))
@@ -331,8 +339,20 @@ class Disk:
         return os.path.join(self._cache_dir or "", f"{name}.stat")
 
 
-def _row(identity: Identity, device: int) -> bytes:
-    return packed([*identity[:6], identity[6] - device])
+def _note(place: _Found, result: Hashed | str) -> None:
+    """Note in a tree's record what a reading of one of its files gave."""
+    record, relative = place.held.record, place.relative
+    if isinstance(result, Hashed) and not place.is_at(result.identity):
+        return  # it changed since the tree was looked at, which the next look will see by its row
+    if isinstance(result, Hashed) and result.trusted:
+        place.page.keep(place.index, result.digest)
+        record.untrusted.pop(relative, None)
+        record.dirty = True
+        return
+    digest = result.digest if isinstance(result, Hashed) else b""  # a trouble: to be tried again at the next look
+    if place.is_file() and record.untrusted.get(relative) != digest:
+        record.untrusted[relative] = digest
+        record.dirty = True
 
 
 def _unreadable(root: str, why: str) -> Tree:

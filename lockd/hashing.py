@@ -46,8 +46,10 @@ class Hashed(NamedTuple):
     trusted: bool
 
 
-def reason(error: OSError) -> str:
-    """An OS error in words, without the path."""
+def reason(error: OSError | ValueError) -> str:
+    """An error of a call with a path in words, without the path. ValueError: a NUL or a surrogate that is no byte."""
+    if isinstance(error, ValueError):
+        return "no path that a file system can hold"
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "not there"
     if error.errno == errno.ELOOP:
@@ -139,7 +141,7 @@ def _read_state(
             if before == after:
                 local = remote is not None and before[6] not in remote
                 return content, before, unwritten and local and before[4] < now - GRAIN
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return reason(error)
     return "changes while it is read"
 

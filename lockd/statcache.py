@@ -72,6 +72,7 @@ class Record:
     untrusted: digests that were right when read and must be read again at each look.
     salted: digests of files whose content changed while their row stayed the same; they are part of the stamp.
     nonce: made with the record, so that a stamp from a cache that was lost is never met again.
+    dirty: the cache file says something else.
     """
 
     filesystem: int
@@ -86,8 +87,8 @@ class Record:
     dirty: bool = True
 
     def touch(self) -> None:
-        """Something that the stamp covers changed."""
-        self.stamp, self.dirty = "", True
+        """Something that the stamp covers may have changed."""
+        self.stamp = ""
 
     def stamped(self) -> str:
         """The stamp over everything seen, computed only when something changed."""
@@ -101,8 +102,12 @@ class Record:
             state.update(
                 repr((sorted(self.troubles.items()), sorted(self.salted.items()))).encode("utf-8", "backslashreplace")
             )
-            self.stamp, self.dirty = state.hexdigest(), True
+            self.stamp = state.hexdigest()
         return self.stamp
+
+    def contents(self) -> tuple[object, ...]:
+        """What a cache file must say besides the trusted digests; equal contents need no new file."""
+        return self.stamped(), set(self.unsure), dict(self.untrusted)
 
     def files(self) -> int:
         """How many names are known."""

@@ -98,7 +98,7 @@ def _opened(root: str, folder: str) -> int:
     -1 when the folder is not there or not open to us, which listing it will explain.
     """
     try:
-        return os.open(f"{root}/{folder}" if folder else root, _FOLDER | os.O_PATH)
+        return os.open(f"{root}/{folder}" if folder else root or "/", _FOLDER | os.O_PATH)
     except OSError:
         return -1
 
@@ -147,7 +147,7 @@ def _list(record: Record, root: str, device: int, folder: str, excluded: Exclude
     record.troubles.pop(folder, None)
     record.unsure.discard(folder)
     try:
-        descriptor = os.open(f"{root}/{folder}" if folder else root, _FOLDER)
+        descriptor = os.open(f"{root}/{folder}" if folder else root or "/", _FOLDER)
     except OSError as error:
         _failed(record, folder, error)
     else:
@@ -257,17 +257,21 @@ def _went(record: Record, path: str) -> None:
         record.drop(path)
 
 
-def folders_of(root: str, paths: Iterable[str]) -> set[str]:
-    """The folders, relative to the root, in which changes of the given absolute paths show.
+def folders_of(record: Record, root: str, paths: Iterable[str]) -> set[str]:
+    """The known folders, relative to the root, in which changes of the given absolute paths show.
 
-    The path's own and its parent.
+    The path's own, and the nearest one above it that is known: what is new is found from there.
     """
     below = root + "/"
     found = set()
     for path in paths:
-        if path == root:
-            found.add("")
-        elif path.startswith(below):
-            relative = path[len(below) :]
-            found |= {relative, relative.rpartition("/")[0]}
-    return found
+        if path != root and not path.startswith(below):
+            continue
+        relative = path[len(below) :]
+        found.add(relative)
+        while relative:
+            relative = relative.rpartition("/")[0]
+            found.add(relative)
+            if relative in record.folders:
+                break
+    return found & record.folders.keys()

@@ -440,3 +440,84 @@ def test_a_large_tree_is_checked_in_processes_with_the_same_result(place: Place)
     (place.root / "f9" / "new").mkdir()
     second = place.disk().tree(str(place.root))
     assert second.stamp != first.stamp and seen(second) == naive(place.root)
+
+
+def test_two_trees_over_one_file_are_both_guarded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = place.root / "sub" / "three"
+    path.write_bytes(b"before")
+    stop_the_clock(monkeypatch, path)
+    roots = (str(place.root), place.path("sub"))
+    disk = place.disk()
+    first = [disk.tree(roots[0]).stamp]
+    disk.digests([str(path)])
+    first.append(disk.tree(roots[1]).stamp)
+    disk.digests([str(path)])
+    disk.save()
+    path.write_bytes(b"after!")
+    again = place.disk()
+    assert not {again.tree(root).stamp for root in roots} & set(first)
+
+
+def test_a_file_that_changes_between_the_looks_of_two_trees_is_read_anew(place: Place) -> None:
+    settle()
+    disk = place.disk()
+    disk.tree(str(place.root))
+    path = place.path("sub/three")
+    disk.digests([path])
+    (place.root / "sub" / "three").write_text("another")
+    disk.tree(place.path("sub"))
+    assert disk.digests([path]) == {path: truth(place)["sub/three"]}
+
+
+def test_hints_find_what_is_new_from_the_nearest_folder_known(place: Place) -> None:
+    disk = place.disk()
+    disk.tree(str(place.root))
+    new = place.root / "sub" / "new" / "er" / "file"
+    new.parent.mkdir(parents=True)
+    new.touch()
+    disk.new_look([str(new), "/elsewhere"])
+    assert seen(disk.tree(str(place.root))) == naive(place.root)
+
+
+def test_paths_that_no_file_system_holds_are_troubles(place: Place) -> None:
+    disk = place.disk()
+    for path in ("/a\0b", "/a\ud800b"):
+        assert isinstance(disk.digests([path])[path], Trouble)
+        assert isinstance(disk.entry(path), Trouble)
+        assert isinstance(disk.read(path), Trouble)
+        assert disk.tree(path).troubles
+
+
+def test_a_root_with_a_slash_behind_is_the_same_tree(place: Place) -> None:
+    disk = place.disk()
+    assert disk.tree(f"{place.root}/") is disk.tree(str(place.root))
+
+
+def test_a_lasting_trouble_does_not_rewrite_the_cache(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle()
+    real = os.open
+
+    def refusing(path: str, flags: int, mode: int = 0o777) -> int:
+        if path.endswith("deeper"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refusing)
+    first, _ = look(place)
+    assert [trouble.path for trouble in first.troubles] == [place.path("sub/deeper")]
+    written = {file.name: file.stat().st_ino for file in place.cache.iterdir()}
+    second, _ = look(place)
+    assert second.troubles == first.troubles and second.stamp == first.stamp
+    assert {file.name: file.stat().st_ino for file in place.cache.iterdir()} == written
+    monkeypatch.undo()
+    third, digests = look(place)
+    assert (third.troubles, digests) == ((), truth(place)) and third.stamp != first.stamp
+
+
+def test_a_folder_put_over_by_a_link_is_not_entered(place: Place) -> None:
+    settle()
+    look(place)
+    (place.root / "sub").rename(place.root.parent / "away")
+    (place.root / "sub").symlink_to("../away")
+    tree, digests = look(place)
+    assert list(tree.entries) == ["one", "sub", "two"] and digests == truth(place)
