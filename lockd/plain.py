@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 else:
     _MISSING = object()
 
-    class _Factory:
-        """A default that is made anew for each object."""
+    class _Field:
+        """What `field` said of a field: its default, or what makes one for each object; whether it counts in `==`."""
 
-        __slots__ = ("make",)
+        __slots__ = ("compare", "default", "make")
 
-        def __init__(self, make):
-            self.make = make
+        def __init__(self, default, make, compare):
+            self.default, self.make, self.compare = default, make, compare
 
-    def field(*, default=_MISSING, default_factory=_MISSING):
-        """The default of a field: itself, or what makes one for each object."""
-        return default if default_factory is _MISSING else _Factory(default_factory)
+    def field(*, default=_MISSING, default_factory=_MISSING, compare=True):
+        """The default of a field, and whether it counts when objects are compared."""
+        return _Field(default, default_factory, compare)
 
     def replace(thing, /, **changes):
         """A copy of an object with some of its fields changed."""
@@ -43,8 +43,9 @@ else:
         return _complete(made, frozen)
 
     def _complete(made, frozen):
-        types, defaults = _fields_of(made)
-        made.__plain__, made.__plain_defaults__ = types, defaults
+        types, told = _fields_of(made)
+        made.__plain__, made.__plain_fields__ = types, told
+        made.__plain_compared__ = tuple(name for name in types if name not in told or told[name].compare)
         made.__match_args__ = tuple(types)
         made.__dataclass_fields__ = _StandardFields(made)
         made.__dataclass_params__ = _StandardParameters(frozen)
@@ -59,26 +60,28 @@ else:
         return made
 
     def _fields_of(made):
-        """(name → type, name → default) of a class, those that it inherits first."""
-        types, defaults = dict(getattr(made, "__plain__", {})), dict(getattr(made, "__plain_defaults__", {}))
+        """(name → type, name → what is told of it) of a class, those that it inherits first."""
+        types, told = dict(getattr(made, "__plain__", {})), dict(getattr(made, "__plain_fields__", {}))
         for name, kind in made.__annotations__.items():
             if str(kind).startswith(("ClassVar", "typing.ClassVar")):
                 continue
             types[name] = kind
-            defaults.pop(name, None)
+            told.pop(name, None)
             if name in made.__dict__:
                 value = made.__dict__[name]
-                if value is not _MISSING:
-                    defaults[name] = value
-                if value is _MISSING or type(value) is _Factory:
+                told[name] = value if type(value) is _Field else _Field(value, _MISSING, True)
+                if told[name].default is _MISSING:
                     delattr(made, name)
-        return types, defaults
+                else:
+                    setattr(made, name, told[name].default)
+        return types, told
 
     def _init(made):
         names = tuple(made.__plain__)
         known, count = frozenset(names), len(names)
-        shared = {name: value for name, value in made.__plain_defaults__.items() if type(value) is not _Factory}
-        factories = tuple((name, value.make) for name, value in made.__plain_defaults__.items() if name not in shared)
+        told = made.__plain_fields__
+        shared = {name: one.default for name, one in told.items() if one.default is not _MISSING}
+        factories = tuple((name, one.make) for name, one in told.items() if one.make is not _MISSING)
         then = getattr(made, "__post_init__", None)
 
         def __init__(self, /, *args, **given):
@@ -114,7 +117,7 @@ else:
 
     def _values(self):
         values = self.__dict__
-        return tuple([values[name] for name in self.__plain__])
+        return tuple([values[name] for name in self.__plain_compared__])
 
     def _refuse(self, name, *value):
         from dataclasses import FrozenInstanceError
@@ -132,13 +135,10 @@ else:
 
             specs = []
             for name, kind in self.made.__plain__.items():
-                value = self.made.__plain_defaults__.get(name, _MISSING)
-                if value is _MISSING:
-                    specs.append((name, kind))
-                elif type(value) is _Factory:
-                    specs.append((name, kind, dataclasses.field(default_factory=value.make)))
-                else:
-                    specs.append((name, kind, dataclasses.field(default=value)))
+                one = self.made.__plain_fields__.get(name, _Field(_MISSING, _MISSING, True))
+                said = {"default": one.default, "default_factory": one.make}
+                said = {key: value for key, value in said.items() if value is not _MISSING}
+                specs.append((name, kind, dataclasses.field(compare=one.compare, **said)))
             found = dataclasses.make_dataclass(self.made.__name__, specs).__dataclass_fields__
             self.made.__dataclass_fields__ = found
             return found

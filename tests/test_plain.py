@@ -43,6 +43,12 @@ class Open:
         self.after += 1
 
 
+@dataclass(frozen=True)
+class Noted:
+    x: int
+    note: str = field(default="", compare=False)
+
+
 @dataclasses.dataclass(frozen=True)
 class Standard:
     shared: ClassVar[int] = 7
@@ -87,6 +93,13 @@ def test_hashes_as_the_standard_does() -> None:
         hash(Point(1))  # its mapping
     with pytest.raises(TypeError):
         hash(Open())
+
+
+def test_a_field_can_be_left_out_of_comparison() -> None:
+    assert Noted(1, "a") == Noted(1, "b") != Noted(2, "a")
+    assert hash(Noted(1, "a")) == hash(Noted(1, "b"))
+    assert [one.compare for one in dataclasses.fields(Noted)] == [True, False]
+    assert Noted.note == ""
 
 
 def test_others_see_a_dataclass() -> None:
