@@ -1,8 +1,8 @@
 """A real LXC container that boots systemd, as a Proxmox host would run it: the stand-in for the training container.
 
 `container("privileged")` or `container("unprivileged")` gives a `Container`: `run` is `pct exec`, `path` is its root
-folder as the host sees it, `push` is `pct push`. Root only; needs Debian's lxc, mmdebstrap and uidmap, and once a Debian
-mirror. The root file system is built once and kept under $LOCKD_TESTBED (/var/tmp/lockd-testbed). No network but lo.
+folder as the host sees it, `push` is `pct push`. Root only; needs Debian's lxc, mmdebstrap and uidmap, and once a
+Debian mirror. The root file system is built once, kept under $LOCKD_TESTBED (/var/tmp/lockd-testbed). No network but lo.
 What is missing here skips, with the reason.
 """
 

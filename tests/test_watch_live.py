@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lockd.watch.hints import Target
+from lockd.watch.routes import Route, route
 from lockd.watch.watcher import Watcher, as_target
 from tests.watching import Collector, fanotify_permitted, needs_fanotify, outside
 
@@ -334,3 +335,24 @@ def test_lockd_itself_is_no_news(tmp_path: Path, tree: Path, got: Collector) -> 
         outside(f"echo > {tree}/mine/theirs")
         assert watcher.sync(20)
     assert got.about(tree / "mine" / "theirs")
+
+
+def test_a_way_that_comes_while_it_is_being_watched_is_not_missed(
+    tmp_path: Path, got: Collector, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = tmp_path / "a" / "b" / "cache"
+    (tmp_path / "a").mkdir()
+    looked: list[str] = []
+
+    def route_then_come(path: str) -> Route:
+        way = route(path)
+        if path == str(wanted) and not looked:
+            (tmp_path / "a" / "b").mkdir()  # after the look, before its folder is watched
+        looked.append(path)
+        return way
+
+    monkeypatch.setattr("lockd.watch.places.route", route_then_come)
+    with watching(tmp_path, [str(wanted)], got, use) as watcher:
+        outside(f"mkdir {wanted}")
+        assert watcher.sync(20)
+    assert "created" in got.kinds(wanted)

@@ -128,7 +128,7 @@ class HintEmitter(EventEmitter):
 
     def queue_events(self, timeout: float) -> None:
         """Wait for events and queue the hints that they give."""
-        ready = self._ready(timeout)
+        ready = self._ready(1.0 if self._flooded else timeout)
         for interface in self._interfaces:
             if interface.fd in ready:
                 self._read(interface)

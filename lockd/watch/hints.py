@@ -85,7 +85,7 @@ class Hint:
 
 
 def writer(hints: Iterable[Hint]) -> Who:
-    """Who is behind a change of many hints: the process that is known best, and of those the one behind most of them."""
+    """Who is behind a change of many hints: the process known best, and of those the one behind most of them."""
     known: dict[Who, int] = {}
     for hint in hints:
         if hint.kind not in LOSSES:

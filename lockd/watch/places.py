@@ -19,11 +19,12 @@ from lockd.globs import matches
 from lockd.watch import inotify
 from lockd.watch.hints import Key, Mode, Raw, Target, WatchState
 from lockd.watch.mounts import Mount, blindness, over, within
-from lockd.watch.routes import route
+from lockd.watch.routes import Route, route
 
 # a file system that fanotify cannot take may still take inotify
 _OTHER_WAY = frozenset({errno.ENODEV, errno.EXDEV, errno.EOPNOTSUPP, errno.EOVERFLOW, errno.EINVAL})
 _FULL = frozenset({errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_PATIENCE = 100  # times that a way may change while it is being watched
 _VANISHED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
@@ -118,11 +119,8 @@ class Places:
         if not self._see_through(target.path, target.path):
             self.real[index] = target.path  # not even touched: a dead server would hang us
             return
-        way = route(target.path)
+        way = self._watch_way(index, target.path)
         self.real[index] = way.real
-        for folder, name in way.steps:
-            if self._hold(index, folder, names_only=True):
-                self._interests[folder].names.setdefault(name, set()).add(index)
         if way.real is None:
             self._saying.append(WatchState(self._mode(index), "not there; its coming is watched"))
         elif os.path.isdir(way.real):
@@ -132,6 +130,18 @@ class Places:
             if stat.S_ISREG(_mode_of(target.path)) and self._hold(index, target.path, file=True):
                 self._interests[target.path].whole.add(index)
         self._saying.append(WatchState(self._mode(index), self._why))
+
+    def _watch_way(self, index: int, path: str) -> Route:
+        """Watch every name on the way to a path; looked at again after watching, since a name may come in between."""
+        way, before = route(path), None
+        for _ in range(_PATIENCE):
+            for folder, name in way.steps:
+                if self._hold(index, folder, names_only=True):
+                    self._interests[folder].names.setdefault(name, set()).add(index)
+            way, before = route(path), way
+            if way == before:
+                break
+        return way
 
     def _place_folder(self, index: int, target: Target, real: str) -> None:
         if self._see_through(real, real) and target.deep:

@@ -32,6 +32,8 @@ from lockd.watch.inotify import Inotify
 from lockd.watch.mounts import MountTable
 from lockd.watch.places import Interface, Places
 
+_QUIET = 60.0  # seconds between two turns of the reader while nothing happens; stop and retry wake it
+
 
 class Watcher:
     """Watches from `start` to `stop`. Not restartable: make another one for other targets."""
@@ -70,7 +72,7 @@ class Watcher:
         emitter = partial(
             HintEmitter, places=self._places, interfaces=interfaces, mounts=mounts, cookies=self._cookies, no_pid=no_pid
         )
-        self._observer = BaseObserver(cast("type[EventEmitter]", emitter))
+        self._observer = BaseObserver(cast("type[EventEmitter]", emitter), timeout=_QUIET)
         self._observer.schedule(_Receiver(self._on_hint, self._cookies), "/", recursive=True)
         (self._emitter,) = cast("set[HintEmitter]", self._observer.emitters)
         try:
