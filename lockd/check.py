@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lockd.compare import compare, file_changes, restricted
@@ -21,6 +20,7 @@ from lockd.errors import LockdError
 from lockd.facts import Fact, Facts, Unknown, environment_id, launch_id, set_digest
 from lockd.findings import Breach, Difference, Finding
 from lockd.look import Launch, Look, Memo, Sight, look_at, rule_fact
+from lockd.plain import dataclass, replace
 from lockd.probes import Manifest, probe, rules
 from lockd.verdict import Verdict, judge, owner, severity_of
 

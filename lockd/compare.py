@@ -10,10 +10,10 @@ Never: reads the machine, a clock or the policy's severities, or guesses a cause
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from lockd.facts import ABSENT, Fact, Facts, Unknown, Value, set_digest, shown
 from lockd.findings import Against, Breach, ChangeKind, Difference, FileChanges
+from lockd.plain import replace
 
 Manifest = Mapping[str, str]
 

@@ -1,8 +1,8 @@
 """Facts: what was read from the machine, frozen and in canonical order, and the ids made of them.
 
-Always holds: a fact has one name, `kind:subject`; `attributes` are compared and count in the ids, `told` is only shown. Order of
-input never matters. Equal ids mean equal attributes. An absent thing is a fact (`ABSENT`); a thing that could not be read is an
-`Unknown` with its reason, and the two are never mixed up.
+Always holds: a fact has one name, `kind:subject`; `attributes` are compared and count in the ids, `told` is only
+shown. Order of input never matters. Equal ids mean equal attributes. An absent thing is a fact (`ABSENT`); a thing
+that could not be read is an `Unknown` with its reason, and the two are never mixed up.
 Never: reads the machine, knows a clock, or holds a path that is not already escaped for people (`shown`).
 """
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Union
 
-Value = Union[str, int, bool, tuple[str, ...]]
+from lockd.plain import dataclass, field
+
+Value = str | int | bool | tuple[str, ...]
 Attributes = Mapping[str, Value]
 
 ABSENT: Attributes = {"absent": True}  # the attributes of something that is not there
@@ -28,7 +28,7 @@ class Fact:
     kind, subject: `package` and `train/torch`; the subject is escaped (`shown`).
     attributes: compared with the lock, and part of the ids; names as in docs/facts.md.
     told: shown to people and kept, never compared (times, owners, requirements).
-    tokens: of a `grow` set only: one short token an entry (`token`), so that a lock can tell its own entries from new ones.
+    tokens: of a `grow` set only: one short token an entry (`token`), so that a lock knows its own entries from new ones.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Unknown:
         return f"{self.kind}:{self.subject}"
 
 
-class Facts(Mapping[str, Union[Fact, Unknown]]):
+class Facts(Mapping[str, Fact | Unknown]):
     """Facts by name, sorted. Two facts of one name are a programming error: ValueError."""
 
     def __init__(self, facts: Iterable[Fact | Unknown] = ()) -> None:
@@ -87,7 +87,10 @@ class Facts(Mapping[str, Union[Fact, Unknown]]):
 
 
 def environment_id(facts: Iterable[Fact | Unknown]) -> str:
-    """`env1:` and 128 bits over the given facts, those of a launch left out. The caller passes what is under block and warn rules."""
+    """`env1:` and 128 bits over the given facts, those of a launch left out.
+
+    The caller passes what is under block and warn rules.
+    """
     return "env1:" + _digest(fact for fact in facts if fact.kind not in LAUNCH_KINDS)
 
 
@@ -106,7 +109,7 @@ def _identity(fact: Fact | Unknown) -> object:
 
 
 def token(path: str, content: str) -> str:
-    """64 bits, as 16 hex digits, that stand for one entry of a set: its path (as the OS gave it) and its content digest."""
+    """64 bits, as 16 hex digits, for one entry of a set: its path (as the OS gave it) and its content digest."""
     return hashlib.sha256(f"{path}\0{content}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -118,7 +121,8 @@ def set_digest(tokens: Iterable[str]) -> str:
 def shown(name: str) -> str:
     """A name from the OS made safe to print, store and compare: one line of valid UTF-8, reversible.
 
-    Undecodable bytes become `\\xff`, control, format and separator characters `\\n`, `\\x1b`, `\\u202e`, and a backslash is doubled.
+    Undecodable bytes become `\\xff`, control, format and separator characters `\\n`, `\\x1b`, `\\u202e`; a backslash is
+    doubled.
     """
     if name.isascii() and name.isprintable() and "\\" not in name:
         return name

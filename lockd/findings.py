@@ -7,10 +7,10 @@ Never: decides a severity (that is `verdict`), or reads the machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from lockd.facts import Fact, Unknown, Value
+from lockd.plain import dataclass, field
 from lockd.rules import Severity
 
 ChangeKind = Literal["changed", "missing", "added", "forbidden", "unreadable"]
@@ -31,9 +31,9 @@ class Breach:
     text: str
     attribute: str = ""
     wanted: str = ""
-    found: Optional[str] = None
+    found: str | None = None
     forbidden: bool = False
-    on_drift: Optional[Severity] = None
+    on_drift: Severity | None = None
 
 
 @dataclass(frozen=True)
@@ -54,25 +54,28 @@ class FileChanges:
 class Difference:
     """One fact that differs, before it is worded and judged.
 
-    expected, found: None where the lock, or the machine, has no such fact (an ABSENT fact on the machine counts as none).
-    attributes: name → (locked, found) of those that differ. breaches: the pins that it breaks. files: None where not known.
-    because: name of the fact that brought this one.
+    expected, found: None where the lock, or the machine, has no such fact (ABSENT on the machine counts as none).
+    attributes: name → (locked, found) of those that differ. breaches: the pins that it breaks. files: None where not
+    known. because: name of the fact that brought this one.
     """
 
     name: str
     change: ChangeKind
-    expected: Optional[Fact]
+    expected: Fact | None
     found: Fact | Unknown | None
     against: tuple[Against, ...]
-    attributes: Mapping[str, tuple[Optional[Value], Optional[Value]]] = field(default_factory=dict)
+    attributes: Mapping[str, tuple[Value | None, Value | None]] = field(default_factory=dict)
     breaches: tuple[Breach, ...] = ()
-    files: Optional[FileChanges] = None
-    because: Optional[str] = None
+    files: FileChanges | None = None
+    because: str | None = None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference, judged and worded: what every report prints. `since` (ISO UTC) and `by` only where they were observed."""
+    """A difference, judged and worded: what every report prints.
+
+    `since` (ISO UTC) and `by` are there only where they were observed.
+    """
 
     fact: str
     change: ChangeKind
@@ -80,8 +83,8 @@ class Finding:
     against: tuple[Against, ...]
     message: str
     hint: str
-    attributes: Mapping[str, tuple[Optional[Value], Optional[Value]]] = field(default_factory=dict)
-    files: Optional[FileChanges] = None
-    because: Optional[str] = None
-    since: Optional[str] = None
-    by: Optional[Mapping[str, Any]] = None
+    attributes: Mapping[str, tuple[Value | None, Value | None]] = field(default_factory=dict)
+    files: FileChanges | None = None
+    because: str | None = None
+    since: str | None = None
+    by: Mapping[str, Any] | None = None

@@ -1,17 +1,17 @@
 """Look at the machine: run the probes of a policy, and hold what they saw together.
 
-Always holds: one disk a look, so that no file is read twice; an error inside a probe becomes an Unknown about its rule, never an
-end of the look; what was left out on purpose stands in `not_looked`.
+Always holds: one disk a look, so that no file is read twice; an error inside a probe becomes an Unknown about its
+rule, never an end of the look; what was left out on purpose stands in `not_looked`.
 Never: compares or judges, or looks at what the policy does not name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from lockd.facts import Fact, Facts, Unknown, shown
+from lockd.plain import dataclass, field
 
 if TYPE_CHECKING:
     from lockd.disk import Disk
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """The launch that a look is for. source: "this process", "pid 4242", "run:7"; argv empty where no command was given."""
+    """The launch that a look is for.
+
+    source: "this process", "pid 4242", "run:7"; argv: empty where no command was given.
+    """
 
     environ: Mapping[str, str]
     cwd: str = "/"
@@ -39,17 +42,18 @@ class Memo:
 
 @dataclass
 class Look:
-    """One look: what probes share. launch None: left out, and said so (the daemon). commands: whether `[[command]]` may run.
+    """One look: what probes share.
 
-    secret_key: what keyed digests of secret variables are made with (`secrets.key`); None: there is no state to keep it in.
+    launch None: left out, and said so (the daemon). commands: whether `[[command]]` may run. secret_key: what keyed
+    digests of secret variables are made with (`secrets.key`); None: there is no state to keep it in.
     """
 
     policy: Policy
     disk: Disk
-    launch: Optional[Launch] = None
+    launch: Launch | None = None
     commands: bool = True
     memo: Memo = field(default_factory=Memo)
-    secret_key: Optional[bytes] = None
+    secret_key: bytes | None = None
     not_looked: list[str] = field(default_factory=list)
 
 

@@ -9,10 +9,10 @@ Never: looks at the machine's facts, or prints.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockd.errors import LookError, UsageError
+from lockd.plain import dataclass
 
 if TYPE_CHECKING:
     from lockd.lock import Lock

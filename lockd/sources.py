@@ -11,12 +11,12 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from lockd.errors import LockdError, LookError, UsageError
 from lockd.facts import Fact, Facts, Unknown
+from lockd.plain import dataclass
 
 if TYPE_CHECKING:
     from lockd.check import Report
