@@ -2,7 +2,7 @@
 
 `container("privileged")` or `container("unprivileged")` gives a `Container`: `run` is `pct exec`, `path` is its root
 folder as the host sees it, `push` is `pct push`. Root only; needs Debian's lxc, mmdebstrap and uidmap, and once a
-Debian mirror. The root file system is built once, kept under $LOCKD_TESTBED (/var/tmp/lockd-testbed). No network but lo.
+Debian mirror. The root file system is built once, kept under $LOCKD_TESTBED (/var/tmp/lockd-testbed). No network.
 What is missing here skips, with the reason.
 """
 
