@@ -188,6 +188,26 @@ def test_a_shim_that_is_a_script_is_unknown_never_ok(tmp_path: Path, train: Path
     )
 
 
+@pytest.mark.parametrize("words", ["srun -N 2 --gpus=8", "sudo -E -u train", "nsys profile -o report"])
+def test_programs_that_run_their_words_start_the_python_among_them(tmp_path: Path, train: Path, words: str) -> None:
+    other = make_venv(tmp_path / "venv2")
+    name, *options = words.split()
+    tool = script(tmp_path / "tools" / name, "\x7fELF")
+    environ = {"PATH": f"{train}/bin:{tool.parent}:/usr/bin:/bin"}
+    policy = policy_of(tmp_path)
+    assert env_of(looked(policy, name, *options, other / "bin/python", "x.py", environ=environ)) == "outside"
+    assert env_of(looked(policy, name, *options, "python", "x.py", environ=environ)) == "train"
+    assert env_of(looked(policy, name, *options, "./job.sh", environ=environ)) == "train", "the PATH's"
+
+
+@pytest.mark.parametrize("name", ["uv", "conda", "docker"])
+def test_programs_that_choose_their_python_themselves_are_unknown(tmp_path: Path, train: Path, name: str) -> None:
+    tool = script(tmp_path / "tools" / name, f"#!{train}/bin/python\n")
+    environ = {"PATH": f"{train}/bin:{tool.parent}:/usr/bin:/bin"}
+    facts = looked(policy_of(tmp_path), name, "run", "python", "train.py", environ=environ)
+    assert env_of(facts) == f"{tool}: which Python it starts can't be told from outside"
+
+
 def test_no_such_program_and_no_python_at_all_are_unknown(tmp_path: Path, train: Path) -> None:
     policy = policy_of(tmp_path)
     assert "no such program" in str(env_of(looked(policy, "pyhton", "train.py")))

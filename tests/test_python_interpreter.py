@@ -122,6 +122,7 @@ def test_a_conda_prefix_is_known_by_its_records(tmp_path: Path) -> None:
     for folder in (site, prefix / "bin", prefix / "conda-meta"):
         folder.mkdir(parents=True)
     (prefix / "bin/python3.12").write_bytes(b"\x7fELF")
+    (prefix / "bin/python3.12").chmod(0o755)
     (prefix / "bin/python").symlink_to("python3.12")
     (prefix / "conda-meta/python-3.12.7-h2628c8c_0_cpython.json").write_text("{}")
     (prefix / "conda-meta/python-dateutil-2.9.0-pyhd8ed1ab_0.json").write_text("{}")
@@ -150,6 +151,9 @@ def test_the_base_python_went_away(tmp_path: Path) -> None:
     assert found(prefix).broken == "bin/python is missing"
     (prefix / "bin/python").symlink_to("python")
     assert found(prefix).broken == "bin/python is a link to itself"
+    (prefix / "bin/python").unlink()
+    (prefix / "bin/python").touch(0o644)
+    assert found(prefix).broken == "bin/python is no executable file"
 
 
 def test_a_base_that_moved_to_another_minor_leaves_the_packages_behind(tmp_path: Path) -> None:

@@ -47,8 +47,9 @@ def looked(
     owned: Callable[[str], str | None] = nobody,
     extra: tuple[str, ...] = (),
     stale: Stale = NOTHING_STALE,
+    exclude: tuple[str, ...] = (),
 ) -> Fact:
-    rule, look = PythonRule("train", str(prefix)), Look(Policy("ct"), Disk())
+    rule, look = PythonRule("train", str(prefix), exclude=exclude), Look(Policy("ct"), Disk())
     interpreter = find(rule, look.disk)
     assert isinstance(interpreter, Interpreter)
     fact = python_fact(rule, look, interpreter, owned, extra, stale)
@@ -258,6 +259,15 @@ def wins_of(fact: Fact) -> str:
     lines = fact.told["doubles"]
     assert isinstance(lines, tuple)
     return ", ".join(lines)
+
+
+def test_what_the_rule_excludes_by_name_is_left_out(tmp_path: Path) -> None:
+    prefix = make_venv(tmp_path / "venv")
+    before = looked(prefix)
+    (site_of(prefix) / "noisy.pth").write_text(f"import os\n{tmp_path}\n")
+    (site_of(prefix) / "usercustomize.py").touch()
+    assert looked(prefix, exclude=("noisy.*", "usercustomize.py")).attributes == before.attributes
+    assert looked(prefix, exclude=("other.pth",)).attributes != before.attributes
 
 
 def test_a_base_python_that_is_gone_is_a_state_not_a_crash(tmp_path: Path) -> None:

@@ -34,6 +34,22 @@ _WRAPPERS: Mapping[str, tuple[frozenset[str], int]] = {
     "chrt": (frozenset({"-T", "-P", "-D"}), 1),
     "numactl": (frozenset(_NUMACTL), 0),
 }
+# these run the rest of their words, after options that are theirs: the first word that is a Python is taken
+_PASSING_ON = {"srun", "mpirun", "mpiexec", "orterun", "horovodrun", "nsys", "ncu", "perf", "strace", "ltrace", "gdb"}
+_PASSING_ON |= {
+    "valgrind",
+    "py-spy",
+    "systemd-run",
+    "systemd-inhibit",
+    "sudo",
+    "runuser",
+    "choom",
+    "prlimit",
+    "unshare",
+}
+# these choose a Python by rules and files of their own, or run it elsewhere
+_CHOOSING = {"uv", "uvx", "conda", "mamba", "micromamba", "poetry", "pdm", "hatch", "pipenv", "pipx", "rye", "pixi"}
+_CHOOSING |= {"docker", "podman", "apptainer", "singularity", "enroot", "kubectl", "ssh", "ray"}
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 
 
@@ -166,14 +182,32 @@ def _head(path: str) -> bytes:
 
 def _script(program: str, head: bytes, command: _Command) -> Started:
     """A program that is no interpreter itself: a Python tool by its shebang, or something that cannot be told."""
+    name = os.path.basename(program)
+    if name in _CHOOSING:
+        return Started(trouble=f"{program}: which Python it starts can't be told from outside")
     words = _shebang(head)
     inner = _unwrapped(_Command(words, command.environ, command.cwd)).words if words else []
     interpreter = which(inner[0], command.environ, command.cwd) if inner else ""
     if interpreter and PYTHON.fullmatch(os.path.basename(interpreter)) and not _head(interpreter).startswith(b"#!"):
         tool = _python(interpreter, [*inner[1:], program], command, f"the first line of {program}")
-        return _launched(tool, os.path.basename(program), command.words[1:], command)
-    if PYTHON.fullmatch(os.path.basename(program)):
-        return Started(trouble=f"{program} is a script: which Python it starts can't be told from outside")
+        return _launched(tool, name, command.words[1:], command)
+    if PYTHON.fullmatch(name):
+        return Started(trouble=f"{program}: which Python it starts can't be told from outside")
+    passed = _passed_on(command) if name in _PASSING_ON else None
+    return passed or _on_path(program, command)
+
+
+def _passed_on(command: _Command) -> Started | None:
+    """The first Python among the words of a program that runs them."""
+    for place, word in enumerate(command.words[1:], 1):
+        found = which(word, command.environ, command.cwd) if PYTHON.fullmatch(os.path.basename(word)) else ""
+        if found and not _head(found).startswith(b"#!"):
+            rest = command.words[place + 1 :]
+            return _python(found, rest, command, f"the words of {os.path.basename(command.words[0])}")
+    return None
+
+
+def _on_path(program: str, command: _Command) -> Started:
     for name in ("python", "python3"):
         found = which(name, command.environ, command.cwd)
         if found and not _head(found).startswith(b"#!"):

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from lockd.disk import Disk, Trouble
 from lockd.facts import Unknown, shown
+from lockd.globs import matches
 from lockd.probes.python.pth import names_in, real_bytes, start_files
 from lockd.rules import PythonRule
 
@@ -68,7 +69,7 @@ def find(rule: PythonRule, disk: Disk) -> Interpreter | Unknown | None:
     except OSError as error:
         return Unknown("python", rule.name, f"{shown(rule.path)}: {error.strerror}")
     prefix, executable = _places(rule.path)
-    found = _interpreter(prefix, executable, disk)
+    found = _interpreter(prefix, executable, disk, matches(rule.exclude))
     return Unknown("python", rule.name, f"{shown(found.path)}: {found.reason}") if isinstance(found, Trouble) else found
 
 
@@ -84,7 +85,9 @@ def _places(path: str) -> tuple[str, str]:
     return os.path.dirname(os.path.dirname(os.path.realpath(path))), path
 
 
-def _interpreter(prefix: str, executable: str, disk: Disk) -> Interpreter | Trouble | None:
+def _interpreter(
+    prefix: str, executable: str, disk: Disk, excluded: Callable[[str], bool]
+) -> Interpreter | Trouble | None:
     config = _config(prefix, disk)
     programs = names_in(os.path.join(prefix, "bin"))
     for trouble in (config, programs):
@@ -96,7 +99,8 @@ def _interpreter(prefix: str, executable: str, disk: Disk) -> Interpreter | Trou
     kind: Kind = "venv" if config is not None else "conda" if conda else "system"
     if not (os.path.lexists(executable) or kind != "system" or _libraries(prefix)):
         return None  # a folder, but no Python of any sort
-    return _described(kind, prefix, executable, dict(config or {}), disk)
+    found = _described(kind, prefix, executable, dict(config or {}))
+    return _with_base_site(found, disk, excluded)
 
 
 def _config(prefix: str, disk: Disk) -> dict[str, str] | Trouble | None:
@@ -123,7 +127,7 @@ def _libraries(prefix: str) -> list[str]:
     return [f"{match[1]}.{match[2]}" for match in found]
 
 
-def _described(kind: Kind, prefix: str, executable: str, config: dict[str, str], disk: Disk) -> Interpreter | Trouble:
+def _described(kind: Kind, prefix: str, executable: str, config: dict[str, str]) -> Interpreter:
     broken = _broken(executable)
     base = _base(kind, prefix, executable, config, broken)
     version = _version(kind, prefix, executable, config, broken)
@@ -132,7 +136,7 @@ def _described(kind: Kind, prefix: str, executable: str, config: dict[str, str],
     system_site = kind == "venv" and config.get("include-system-site-packages", "true").lower() == "true"
     own = tuple(_site_folders(prefix, library, in_venv=kind == "venv", debian=_debian(base)))
     user_site = kind != "venv" or system_site
-    found = Interpreter(
+    return Interpreter(
         prefix=prefix,
         executable=executable,
         version=version,
@@ -147,14 +151,14 @@ def _described(kind: Kind, prefix: str, executable: str, config: dict[str, str],
         library=library,
         broken=broken or _elsewhere(prefix, minor, own, kind),
     )
-    return _with_base_site(found, disk)
 
 
 def _broken(executable: str) -> str:
-    """Why the interpreter cannot start: it is not there, or a link that leads nowhere."""
-    if os.path.exists(executable):
-        return ""
+    """Why the interpreter cannot start: it is not there, a link that leads nowhere, or no program."""
     name = "/".join(executable.split("/")[-2:])
+    if os.path.exists(executable):
+        is_program = os.path.isfile(executable) and os.access(executable, os.X_OK)
+        return "" if is_program else f"{shown(name)} is no executable file"
     if not os.path.islink(executable):
         return f"{shown(name)} is missing"
     target = executable
@@ -245,7 +249,7 @@ def _elsewhere(prefix: str, minor: str, own: tuple[str, ...], kind: Kind) -> str
     return ""
 
 
-def _with_base_site(found: Interpreter, disk: Disk) -> Interpreter | Trouble:
+def _with_base_site(found: Interpreter, disk: Disk, excluded: Callable[[str], bool]) -> Interpreter | Trouble:
     """Add what comes into sight from outside, in the order of sys.path."""
     sites = list(found.site_packages)
     if found.user_site:
@@ -255,7 +259,7 @@ def _with_base_site(found: Interpreter, disk: Disk) -> Interpreter | Trouble:
         sites += _site_folders(found.base_prefix, found.library, in_venv=True, debian=_debian(found.base_prefix))
     base = sites[len(found.site_packages) :]
     for folder in sites:
-        files = start_files(folder, disk)
+        files = start_files(folder, disk, excluded)
         if isinstance(files, Trouble):
             return files
         base += [path for file in files for path in file.paths if os.path.isdir(path)]

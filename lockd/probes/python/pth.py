@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lockd.disk import Disk, Trouble
@@ -50,14 +51,17 @@ def names_in(folder: str) -> list[str] | Trouble:
         return Trouble(folder, error.strerror or str(error))
 
 
-def start_files(folder: str, disk: Disk) -> list[StartFile] | Trouble:
-    """Every `.pth` and `.start` file at the top of a site folder. One that cannot be read is a Trouble of all."""
+def start_files(folder: str, disk: Disk, excluded: Callable[[str], bool]) -> list[StartFile] | Trouble:
+    """Every `.pth` and `.start` file at the top of a site folder, less what the rule excludes by name.
+
+    One that cannot be read is a Trouble of all.
+    """
     names = names_in(folder)
     if isinstance(names, Trouble):
         return names
     found = []
     for name in names:
-        if name.endswith(SUFFIXES):
+        if name.endswith(SUFFIXES) and not excluded(name):
             content = real_bytes(os.path.join(folder, name), disk)
             if isinstance(content, Trouble):
                 return content

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from lockd.disk import Disk, Trouble
 from lockd.facts import Attributes, Fact, Unknown, Value, shown
+from lockd.globs import matches
 from lockd.look import Look
 from lockd.probes.python.binary import Binary, binary_of
 from lockd.probes.python.bytecode import NOTHING_STALE, Stale
@@ -74,8 +75,9 @@ def python_fact(
     owned: absolute path → package. extra_packages: "name version" of each package that comes in by `base_site`.
     stale: what `bytecode.stale` found, `bytecode.merged` over the site folders.
     """
-    files = _all_start_files(interpreter, look.disk)
-    modules = _customize(interpreter, look.disk)
+    excluded = matches(rule.exclude)
+    files = _all_start_files(interpreter, look.disk, excluded)
+    modules = _customize(interpreter, look.disk, excluded)
     binary = binary_of(interpreter, look)
     for trouble in (files, modules, binary):
         if isinstance(trouble, Trouble):
@@ -132,10 +134,12 @@ def _label(folder: str, name: str, interpreter: Interpreter) -> str:
     return portable(os.path.join(folder, name), interpreter)
 
 
-def _all_start_files(interpreter: Interpreter, disk: Disk) -> list[StartFile] | Trouble:
+def _all_start_files(
+    interpreter: Interpreter, disk: Disk, excluded: Callable[[str], bool]
+) -> list[StartFile] | Trouble:
     found: list[StartFile] = []
     for folder in interpreter.sites:
-        files = start_files(folder, disk)
+        files = start_files(folder, disk, excluded)
         if isinstance(files, Trouble):
             return files
         found += files
@@ -155,7 +159,7 @@ def _pth_lines(file: StartFile, interpreter: Interpreter) -> Iterable[str]:
 # -- sitecustomize and usercustomize ---------------------------------------------------------------------------------
 
 
-def _customize(interpreter: Interpreter, disk: Disk) -> list[str] | Trouble:
+def _customize(interpreter: Interpreter, disk: Disk, excluded: Callable[[str], bool]) -> list[str] | Trouble:
     """Every sitecustomize and usercustomize on the path, standard library first, as `import` would meet them."""
     folders = dict.fromkeys([interpreter.stdlib, *interpreter.site_packages, *interpreter.base_site])
     lines = []
@@ -164,7 +168,7 @@ def _customize(interpreter: Interpreter, disk: Disk) -> list[str] | Trouble:
         if isinstance(names, Trouble):
             return names
         for name in names:
-            if _CUSTOMIZE.fullmatch(name) or name == _HOOK:
+            if (_CUSTOMIZE.fullmatch(name) or name == _HOOK) and not excluded(name):
                 digest = _digest(os.path.join(folder, name), disk)
                 if isinstance(digest, Trouble):
                     return digest
