@@ -28,7 +28,7 @@ class Fact:
     kind, subject: `package` and `train/torch`; the subject is escaped (`shown`).
     attributes: compared with the lock, and part of the ids; names as in docs/facts.md.
     told: shown to people and kept, never compared (times, owners, requirements).
-    tokens: of a `grow` set only: one short token an entry (`token`), by which a lock knows its own entries from new ones.
+    tokens: of a `grow` set only: one short token an entry (`token`); a lock knows its own entries by them.
     """
 
     kind: str
