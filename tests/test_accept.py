@@ -414,12 +414,17 @@ def test_without_a_terminal_somebody_must_say_yes(place: Place, monkeypatch: pyt
     assert not place.lock_path.exists()
 
 
+def with_lockd() -> dict[str, str]:
+    """The environment of a child that runs this lockd."""
+    paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def on_a_terminal(place: Place, answer: bytes, *words: str) -> tuple[int, str]:
     """Run the command on a terminal of its own and answer its questions."""
     ours, theirs = os.openpty()
-    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
     command = [sys.executable, "-m", "lockd", "--policy", str(place.policy), *words]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=with_lockd())
     os.close(theirs)
     os.write(ours, answer)
     said = b""
@@ -702,8 +707,7 @@ def test_a_full_file_system_under_the_lock_loses_nothing(place: Place) -> None:
     rm {folder}/filler
     {sys.executable} -m lockd --policy {folder}/ct.toml accept -m two --yes || exit 4
     exit $code"""
-    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], env=environ, capture_output=True, text=True)
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], env=with_lockd(), capture_output=True, text=True)
     if done.returncode == 77:
         pytest.skip(f"no private mounts here: {done.stderr}")
     assert done.returncode == 3, done.stderr

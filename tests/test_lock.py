@@ -18,7 +18,9 @@ from lockd.facts import ABSENT, Attributes, Fact, Facts, Unknown, set_digest, to
 from lockd.lock import Lock
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-KINDS = st.sampled_from(["file", "cache", "tree", "env", "python", "gpu", "unowned", "odd kind", 'quo"te', "a.b"])
+KINDS = st.sampled_from(
+    ["file", "cache", "tree", "env", "python", "gpu", "unowned", "launch", "host", "odd kind", 'quo"te', "a.b"]
+)
 VALUES = st.one_of(TEXT, st.integers(), st.booleans(), st.lists(TEXT, max_size=3).map(tuple))
 ROWS = st.dictionaries(TEXT, VALUES, max_size=4)
 TOKENS = st.none() | st.frozensets(st.integers(0, 2**64 - 1).map(lambda number: f"{number:016x}"), max_size=60)

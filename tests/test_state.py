@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import tempfile
 from pathlib import Path
 
@@ -109,11 +110,9 @@ def test_a_user_has_no_state_for_a_policy_of_root_but_for_an_own_one(monkeypatch
 def test_a_user_without_home_still_has_the_one_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOCKD_STATE", "XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() or 1)
-    import pwd
-
-    home = pwd.getpwuid(os.geteuid()).pw_dir
-    assert state.base_dir() == os.path.join(home, ".local", "state", "lockd")
+    account = next(row for row in pwd.getpwall() if row.pw_uid != 0)
+    monkeypatch.setattr(os, "geteuid", lambda: account.pw_uid)
+    assert state.base_dir() == os.path.join(account.pw_dir, ".local", "state", "lockd")
     monkeypatch.setattr(os, "geteuid", lambda: 3_000_000_000)
     assert state.base_dir() is None
 
