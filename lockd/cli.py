@@ -7,38 +7,18 @@ Never: looks at the machine, or lets an error pass for a verdict.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NoReturn
 
+from lockd import arguments as parsing
 from lockd import commands
+from lockd.arguments import OPTIONS, WITH_VALUE
 from lockd.errors import INTERRUPTED, OK, UNKNOWN, LockdError, UsageError
 from lockd.session import find_policy
 
 __all__ = ["find_policy", "main", "warn"]
-
-_WITH_VALUE = ("--policy",)
-_OPTIONS = {
-    "--policy": {"metavar": "FILE", "help": "the policy (else $LOCKD_POLICY, ./lockd.toml, /etc/lockd/policy.toml)"},
-    "--json": {"action": "store_true", "help": "one JSON document on stdout"},
-    "--debug": {"action": "store_true", "help": "show tracebacks"},
-}
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are UsageErrors, and which takes the common options wherever they stand."""
-
-    def __init__(self, **settings: Any) -> None:
-        settings["allow_abbrev"] = False
-        super().__init__(**settings)
-        for option, how in _OPTIONS.items():
-            self.add_argument(option, default=argparse.SUPPRESS, **how)  # type: ignore[arg-type]
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, where=self.prog.removeprefix("lockd "), hint=f"{self.prog} --help")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,13 +58,10 @@ def _dispatch(arguments: list[str], module: list[ModuleType]) -> int:
     verb = _verb(arguments)
     if verb is None:
         return _without_verb(arguments)
-    if verb not in commands.available():
+    if not commands.is_available(verb):
         raise UsageError(f"unknown command {verb}", hint=_nearest(verb))
     module.append(commands.load(verb))
-    args = _parser(module).parse_args(arguments)
-    for option in _OPTIONS:
-        name = option[2:]
-        setattr(args, name, getattr(args, name, None if option in _WITH_VALUE else False))
+    args = parsing.parse(module[0], verb, arguments)
     return int(args.run(args))
 
 
@@ -95,12 +72,12 @@ def _without_verb(arguments: list[str]) -> int:
         emit(f"lockd {__version__}")
         return OK
     if "-h" in arguments or "--help" in arguments:
-        _parser(commands.load(verb) for verb in commands.available()).print_help()
+        parsing.print_help(map(commands.load, commands.available()))
         return OK
-    if arguments and arguments[-1] in _WITH_VALUE:
+    if arguments and arguments[-1] in WITH_VALUE:
         raise UsageError(f"{arguments[-1]} wants a value", hint="lockd --help lists the options")
     unknown = [
-        argument for argument in arguments if argument.startswith("-") and argument.partition("=")[0] not in _OPTIONS
+        argument for argument in arguments if argument.startswith("-") and argument.partition("=")[0] not in OPTIONS
     ]
     what = f"unknown option {unknown[0]}" if unknown else "no command was given"
     raise UsageError(what, hint="lockd --help lists the commands; lockd verify looks and compares")
@@ -112,22 +89,11 @@ def _verb(arguments: list[str]) -> str | None:
     for argument in arguments:
         if skip:
             skip = False
-        elif argument in _WITH_VALUE:
+        elif argument in WITH_VALUE:
             skip = True
         elif not argument.startswith("-"):
             return argument
     return None
-
-
-def _parser(modules: Iterable[ModuleType]) -> Parser:
-    parser = Parser(
-        prog="lockd", description="Pins the known-good state of a training environment, and says what drifted."
-    )
-    parser.add_argument("--version", action="store_true", help="say the version")
-    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
-    for module in modules:
-        module.register(subparsers)
-    return parser
 
 
 def _nearest(verb: str) -> str:

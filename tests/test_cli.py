@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lockd import __version__, commands
+from lockd import __version__, arguments, commands
+from lockd.commands import verify
 from tests.scene import LOCKD, ROOT, Scene, pinned_file
 
 
@@ -102,6 +105,24 @@ def test_a_variable_of_the_launch_is_that_of_this_process(tmp_path: Path) -> Non
     assert [(one["fact"], one["change"]) for one in drifted.document["findings"]] == [("env:PYTHONPATH", "forbidden")]
     assert drifted.document["environment"] == scene.verify(env=launch).document["environment"]
     assert drifted.document["launch"] != scene.verify(env=launch).document["launch"]
+
+
+WORDS = st.sampled_from(
+    ["verify", *verify.SWITCHES, "--json", "--debug", "--policy", "x.toml", "--policy=y", "-h", "--"]
+)
+
+
+@given(st.lists(WORDS, max_size=6))
+def test_the_quick_way_reads_arguments_as_argparse_does(words: list[str]) -> None:
+    quick = arguments._switches(verify, "verify", words)
+    if quick is None:  # left to argparse
+        return
+    long = vars(arguments._parsed(verify, words))
+    assert vars(quick) == {name: value for name, value in long.items() if name != "version"}
+
+
+def test_a_plain_verify_needs_no_argparse(tmp_path: Path) -> None:
+    assert arguments._switches(verify, "verify", ["--policy", "x", "verify", "--json", "--full"]) is not None
 
 
 # -- usage and errors --------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The commands: one explicit table, verb → module, each imported only when it is called.
 
-A command module holds `register(subparsers)`, which adds its parser with `set_defaults(run=run)`, and `run(args) ->
-int`, which returns the exit code. It may hold `exit_code(error) -> int` where the contract wants another code for an
-error (a gate's 125).
+A command module holds `register(subparsers)`, which adds its parser with `set_defaults(run=run)`, and
+`run(args) -> int`, which returns the exit code. It may hold `SWITCHES`, where all its options are without a value, and
+`exit_code(error) -> int`, where the contract wants another code for an error (a gate's 125).
 Always holds: heavy imports stand inside `run`. `args` has `policy`, `json` and `debug`.
 Never: exits, or prints an error; those are raised.
 """
@@ -40,10 +40,13 @@ VERBS: Mapping[str, str] = {
 
 def available() -> list[str]:
     """The verbs whose module is there."""
-    here = os.path.dirname(__file__)
-    return [
-        verb for verb, module in VERBS.items() if os.path.exists(os.path.join(here, module.rpartition(".")[2] + ".py"))
-    ]
+    return list(filter(is_available, VERBS))
+
+
+def is_available(verb: str) -> bool:
+    """Whether there is such a command."""
+    module = VERBS.get(verb)
+    return module is not None and os.path.exists(f"{os.path.dirname(__file__)}/{module.rpartition('.')[2]}.py")
 
 
 def load(verb: str) -> ModuleType:

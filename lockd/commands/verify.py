@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import argparse
+
     from lockd.check import Report
     from lockd.session import Session
     from lockd.state import State
+
+SWITCHES = ("--full", "--strict", "--all", "--trust-unmapped")
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:

@@ -1,0 +1,81 @@
+"""The arguments of a command: quickly where there are only switches, through argparse for everything else.
+
+Always holds: the common options stand before or after the command. Both ways give the same names; whatever the quick
+way does not know for certain goes the long way, which knows the mistakes and the help.
+Never: exits, or prints an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+WITH_VALUE = ("--policy",)
+OPTIONS: dict[str, dict[str, str]] = {
+    "--policy": {"metavar": "FILE", "help": "the policy (else $LOCKD_POLICY, ./lockd.toml, /etc/lockd/policy.toml)"},
+    "--json": {"action": "store_true", "help": "one JSON document on stdout"},
+    "--debug": {"action": "store_true", "help": "show tracebacks"},
+}
+
+
+def parse(module: ModuleType, verb: str, arguments: Sequence[str]) -> Any:
+    """The arguments of one command. UsageError for a mistake; SystemExit(0) after --help."""
+    return _switches(module, verb, arguments) or _parsed(module, arguments)
+
+
+def print_help(modules: Iterable[ModuleType]) -> None:
+    """The help of all commands, on stdout."""
+    _parser(modules).print_help()
+
+
+def _switches(module: ModuleType, verb: str, arguments: Sequence[str]) -> Any:
+    """Arguments that are only the verb, its `SWITCHES` and the common options; None for anything else.
+
+    A gate calls lockd before every launch, and argparse costs half an interpreter's start.
+    """
+    known = getattr(module, "SWITCHES", None)
+    if known is None:
+        return None
+    given: dict[str, Any] = {_name(switch): False for switch in (*known, "--json", "--debug")}
+    words = iter(arguments)
+    for word in words:
+        if word in ("--json", "--debug") or word in known:
+            given[_name(word)] = True
+        elif word == "--policy":
+            given["policy"] = next(words, "")
+        elif word != verb or "verb" in given:
+            return None
+        else:
+            given["verb"] = verb
+    if given.get("policy", "?")[:1] in ("", "-"):  # no value, or an option in its place
+        return None
+    return SimpleNamespace(run=module.run, **{"policy": None, **given})
+
+
+def _name(switch: str) -> str:
+    return switch[2:].replace("-", "_")
+
+
+def _parsed(module: ModuleType, arguments: Sequence[str]) -> Any:
+    args = _parser([module]).parse_args(arguments)
+    for option in OPTIONS:
+        name = _name(option)
+        setattr(args, name, getattr(args, name, None if option in WITH_VALUE else False))
+    return args
+
+
+def _parser(modules: Iterable[ModuleType]) -> ArgumentParser:
+    from lockd.parser import Parser
+
+    parser = Parser(
+        prog="lockd", description="Pins the known-good state of a training environment, and says what drifted."
+    )
+    parser.add_argument("--version", action="store_true", help="say the version")
+    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
+    for module in modules:
+        module.register(subparsers)
+    return parser

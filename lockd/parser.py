@@ -1,0 +1,26 @@
+"""argparse as lockd wants it: mistakes are UsageErrors, and the common options may stand anywhere.
+
+Always holds: an option that was not given leaves no trace, so that one given before the command is not overwritten.
+Never: exits for a mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from lockd.arguments import OPTIONS
+from lockd.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser; those of the commands below it are of this class too."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings["allow_abbrev"] = False
+        super().__init__(**settings)
+        for option, how in OPTIONS.items():
+            self.add_argument(option, default=argparse.SUPPRESS, **how)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, where=self.prog.removeprefix("lockd "), hint=f"{self.prog} --help")
