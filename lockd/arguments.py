@@ -51,7 +51,7 @@ def _switches(module: ModuleType, verb: str, arguments: Sequence[str]) -> Any:
             return None
         else:
             given["verb"] = verb
-    if given.get("policy", "?")[:1] in ("", "-"):  # no value, or an option in its place
+    if "verb" not in given or given.get("policy", "?")[:1] in ("", "-"):  # no value, or an option in its place
         return None
     return SimpleNamespace(run=module.run, **{"policy": None, **given})
 
