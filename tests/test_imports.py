@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "lockd"
 
 # From the ground up. A folder stands for all that is in it.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "facts"),
+    ("plain", "frozen", "wellformed", "errors", "facts"),
     ("rules",),
     ("findings",),
     (
@@ -36,6 +36,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "policy",
         "policy_check",
         "policy_cache",
+        "policy_schema",
+        "policy_sense",
+        "policy_shape",
         "lock",
         "lock_cache",
         "state",
