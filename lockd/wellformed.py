@@ -62,6 +62,8 @@ def absolute(path: str) -> str:
     if not path.startswith("/"):
         hint = "variables are not expanded; " if "$" in path else ""
         raise ValueError(f'"{path}" is not absolute; {hint}write the whole path from /')
+    if len(path.encode("utf-8", "surrogateescape")) >= 4096:
+        raise ValueError(f'"{cut(path)}" is longer than any path can be')
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise ValueError(f'"{path}" holds "..", which links can lead elsewhere; write the path without it')

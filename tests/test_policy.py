@@ -70,6 +70,7 @@ def test_an_unknown_key_names_the_nearest_valid_one() -> None:
         ("[[file]]\npath = '~/b'\n", "~ depends on who runs lockd"),
         ("[[file]]\npath = '/a/../b'\n", 'holds ".."'),
         ("[[file]]\npath = ''\n", "4: file[0].path: is empty"),
+        (f"[[file]]\npath = '/{'x' * 4096}'\n", "longer than any path can be"),
         ('[[file]]\npath = "/a\\u0000b"\n', "control character"),
         ("[[file]]\n", "3: file[0].path: required, and missing"),
         ("[[file]]\npath = 8\n", "4: file[0].path: wants a string, found the integer 8"),

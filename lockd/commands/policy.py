@@ -40,6 +40,7 @@ def schema_text() -> str:
 def _check(args: argparse.Namespace) -> int:
     from lockd import policy, policy_check, trust
     from lockd.cli import find_policy
+    from lockd.report.text import safe
 
     path = args.file or find_policy(args)
     found = policy.load(path, trust_unmapped=args.trust_unmapped)
@@ -54,9 +55,9 @@ def _check(args: argparse.Namespace) -> int:
         }
         print(json.dumps(document, indent=2))
         return 0
-    print(f"{found.path}: policy {found.name} is valid: {_counted(found)}")
+    print(f"{safe(found.path)}: policy {found.name} is valid: {_counted(found)}")
     for line in ([note] if note else []) + regrets:
-        print(f"warning: {line}")
+        print(f"warning: {safe(line)}")
     return 0
 
 
