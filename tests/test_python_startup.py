@@ -89,6 +89,14 @@ def test_equal_venvs_have_equal_facts_wherever_they_lie(tmp_path: Path) -> None:
     assert facts[0].attributes["roots"] == ("src",)
 
 
+def test_a_venv_named_by_a_link_has_the_facts_of_the_venv(tmp_path: Path) -> None:
+    prefix = make_venv(tmp_path / "venv")
+    (prefix / "src").mkdir()
+    (site_of(prefix) / "dev.pth").write_text(f"{prefix}/src\n")
+    (tmp_path / "current").symlink_to(prefix)
+    assert looked(tmp_path / "current").attributes == looked(prefix).attributes
+
+
 def test_an_executing_pth_is_listed_by_hash_and_never_run(tmp_path: Path) -> None:
     prefix, canary = make_venv(tmp_path / "venv"), tmp_path / "canary"
     before = looked(prefix)

@@ -121,7 +121,10 @@ def portable(path: str, interpreter: Interpreter) -> str:
     """A path as equal environments share it: relative to the prefix; `base:…` in the base; `~/.local/…`."""
     user = os.path.join(home(), ".local/lib")  # only this: "~" for every path would differ where HOME does
     places = ((interpreter.prefix, ""), (interpreter.base_prefix, "base:"), (user, "~/.local/lib/"))
-    for folder, label in places:
+    real = tuple(
+        (os.path.realpath(folder), label) for folder, label in places if folder
+    )  # a rule may name it by a link
+    for folder, label in (*places, *real):
         if folder and folder != "/" and path.startswith(folder.rstrip("/") + "/"):
             return shown(label + path[len(folder.rstrip("/")) + 1 :])
     return shown(path)
