@@ -43,7 +43,7 @@ def _switches(module: ModuleType, verb: str, arguments: Sequence[str]) -> Any:
     given: dict[str, Any] = {_name(switch): False for switch in (*known, "--json", "--debug")}
     words = iter(arguments)
     for word in words:
-        if word in ("--json", "--debug") or word in known:
+        if word in ("--json", "--debug") or (word in known and "verb" in given):
             given[_name(word)] = True
         elif word == "--policy":
             given["policy"] = next(words, "")

@@ -82,12 +82,23 @@ def _mark_full_look(state: State) -> None:
         cli.warn(f"the time of this full look could not be kept: {error.strerror}")
 
 
+def _nothing_stands(state: State, report: Report) -> bool:
+    """Whether nothing differs now and nothing did before, told from the standing file's bytes alone."""
+    if report.findings or report.recorded:
+        return False
+    try:
+        with open(state.standing_path, "rb") as file:
+            return b'"findings": {}' in file.read()  # inside a JSON string the quotes would be escaped
+    except OSError:
+        return False
+
+
 def _record(session: Session, report: Report) -> None:
     """Drift that came or healed goes into the history; a history that cannot be written changes no verdict."""
+    if session.state is None or _nothing_stands(session.state, report):
+        return
     from lockd import cli, history
 
-    if session.state is None:
-        return
     try:
         history.record(session.state, report)
     except OSError as error:
