@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import random
@@ -56,6 +57,14 @@ def test_any_other_row_moves_the_identity() -> None:
     for text in (rows(ONE), rows(ONE, TWO, f"x/c.py,{record_hash(b'')},0"), rows(ONE, TWO.replace(",1", ",2"))):
         known.add(read(text).identity)
     assert len(known) == 4
+
+
+def test_a_digest_in_hex_is_as_good() -> None:
+    """Debian's builds write `sha256=` and 64 hex digits."""
+    digest = hashlib.sha256(b"a").hexdigest()
+    found = read(f"x/a.py,sha256={digest},1\n")
+    assert found.listed == read(ONE + "\n").listed == {"x/a.py": digest} and not found.problems
+    assert read(f"x/a.py,sha256={'z' * 64},1\n").problems
 
 
 def test_two_hashes_for_one_path_are_malformed() -> None:

@@ -100,12 +100,19 @@ def word(difference: Difference) -> str:
 
 
 def watched(rule: PythonRule) -> Iterable[str]:
-    """The site folders, `bin`, and pyvenv.cfg; of an environment that is not there, the path where it would be."""
-    from lockd.disk import Disk
+    """The site folders, `bin`, the interpreter, pyvenv.cfg, checkouts of editable installs, of a conda prefix its `lib`
+    and records; of an environment that is not there, the path where it would be."""
+    import os
 
-    interpreter = find(rule, Disk())
+    from lockd.disk import Disk
+    from lockd.probes.python.origins import checkouts
+
+    disk = Disk()
+    interpreter = find(rule, disk)
     if interpreter is None or isinstance(interpreter, Unknown):
         return (rule.path,)
-    more = {"venv": ["pyvenv.cfg"], "conda": ["conda-meta"]}.get(interpreter.kind, [])
+    more = {"venv": ["pyvenv.cfg", "share"], "conda": ["conda-meta", "lib"]}.get(interpreter.kind, [])
     inside = [f"{interpreter.prefix}/{name}" for name in more]
-    return (*interpreter.site_packages, interpreter.bin, *interpreter.base_site, *inside)
+    binary = os.path.realpath(interpreter.executable)
+    edited = sorted(set(checkouts(disk, interpreter.site_packages)))
+    return (*interpreter.site_packages, interpreter.bin, binary, *interpreter.base_site, *inside, *edited)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -24,15 +25,15 @@ SOURCES_APART = (
     "**/.git/**",
     "**/__pycache__/**",
     "**/*.pyc",
+    "**/*.egg-info/**",
     "**/.venv/**",
     "**/venv/**",
     "**/node_modules/**",
-    "**/*.egg-info/**",
+    "**/wandb/**",
+    "**/.ipynb_checkpoints/**",
 )
-_CODE = frozenset((
-    ".py", ".pyi", ".pyx", ".pxd", ".so", ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".inl",
-    ".toml", ".cfg", ".ini", ".json", ".jinja", ".yaml", ".yml", ".txt", ".pth",
-))  # fmt: skip
+# what Python or the loader takes, or a build makes into that; data in a checkout is no source
+_CODE = re.compile(r"\.(?:pyi?|pyx|pxd|so|c|cc|cpp|cxx|cu|cuh|h|hpp|inl|toml|cfg|pth)", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
@@ -97,6 +98,17 @@ def commit(disk: Disk, checkout: str) -> str | None:
     reference = head[5:]
     loose = _line(disk, f"{shared}/{reference}") if ".." not in reference else None
     return loose if loose and _COMMIT.fullmatch(loose) else _packed(disk, shared, reference)
+
+
+def checkouts(disk: Disk, sites: Iterable[str]) -> Iterator[str]:
+    """The folders that editable installs of these site folders import from."""
+    for site in sites:
+        for folder in os.listdir(site) if os.path.isdir(site) else ():
+            path = f"{site}/{folder}/direct_url.json"
+            content = disk.read(path, 1 << 20) if folder.endswith(".dist-info") and disk.entry(path) else b""
+            found = origin(content.decode("utf-8", "replace")) if isinstance(content, bytes) else Origin()
+            if found.editable:
+                yield found.editable
 
 
 def git_inputs(disk: Disk, checkout: str) -> tuple[str, ...]:
@@ -180,4 +192,4 @@ def sources(disk: Disk, tree: Tree) -> str | Trouble:
 
 
 def _is_code(path: str) -> bool:
-    return posixpath.splitext(path)[1].lower() in _CODE
+    return _CODE.fullmatch(posixpath.splitext(path)[1]) is not None

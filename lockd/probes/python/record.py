@@ -95,7 +95,10 @@ def _digest(stated: str) -> str | None:
         return ""
     algorithm, _, encoded = stated.partition("=")
     try:
-        digest = binascii.a2b_base64(encoded.translate(_STANDARD) + "==")
+        if len(encoded) == 2 * _STRONG.get(algorithm, -1):  # Debian's builds write the digest as hex
+            digest = bytes.fromhex(encoded)
+        else:
+            digest = binascii.a2b_base64(encoded.translate(_STANDARD) + "==")
     except (binascii.Error, ValueError):
         return None
     if len(digest) != _STRONG.get(algorithm, -1):
