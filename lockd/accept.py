@@ -19,7 +19,7 @@ from lockd.facts import Fact, Facts, Unknown, launch_id
 from lockd.findings import Breach, Difference
 from lockd.lock import Lock
 from lockd.probes import rules
-from lockd.verdict import owner, severity_of, word
+from lockd.verdict import owner, severity_of
 
 if TYPE_CHECKING:
     from lockd.check import Report
@@ -76,7 +76,7 @@ def plan(report: Report, wish: Wish, stamp: Stamp) -> Plan:
     # 2. which facts are taken from this look
     chosen = frozenset(_chosen(report, wish))
     # 3. could all of them be read, and is there anything at all?
-    _check_known(report, chosen)
+    _check_known(report, chosen, whole=not wish.only)
     _check_plausible(report, chosen, whole=not wish.only)
     # 4. what the lock will hold, and whether the policy and the packages agree
     facts = Facts(_merged(report, chosen, whole=not wish.only))
@@ -156,8 +156,10 @@ def _check_expected(report: Report, expect: str | None) -> None:
         raise RefusedError(what, hint="look again: lockd diff, then accept with --expect of that state")
 
 
-def _check_known(report: Report, chosen: frozenset[str]) -> None:
-    unread = [fact for fact in report.sight.facts.unknown() if fact.name in chosen and _matters(report, fact)]
+def _check_known(report: Report, chosen: frozenset[str], *, whole: bool) -> None:
+    """What is pinned, or was named, must have been read; what is only recorded may be left out of a whole accept."""
+    unread = [fact for fact in report.sight.facts.unknown() if fact.name in chosen]
+    unread = [fact for fact in unread if _matters(report, fact) or not whole]
     if unread:
         what = f"{_count(unread, 'fact')} could not be read, and what is unknown is not known good:"
         raise LookError(_lines(what, (f"{fact.name}: {fact.reason}" for fact in unread)), hint="lockd doctor says more")
@@ -307,13 +309,3 @@ def _lines(head: str, lines: Iterable[str]) -> str:
 
 def _count(things: list[Unknown], noun: str) -> str:
     return f"1 {noun}" if len(things) == 1 else f"{len(things)} {noun}s"
-
-
-def spoken(plan: Plan) -> list[str]:
-    """The differences in words, causes first, what they brought beneath."""
-    lines = []
-    for one in plan.differences:
-        if one.because not in plan.chosen:
-            lines.append(word(one))
-            lines += [f"  {word(child)}" for child in plan.differences if child.because == one.name]
-    return lines

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from lockd import atomic, lock
 from lockd.errors import LockdError, LookError, RefusedError
+from lockd.store_file import StoreError
 
 if TYPE_CHECKING:
     from lockd.accept import Plan
@@ -83,7 +84,11 @@ def record(
     # 2. the lock: aside, fsync, rename. This is the moment.
     _put(path, data, policy)
     # 3. the store learns that it happened
-    store.settle(new, data)
+    try:
+        store.settle(new, data)
+    except StoreError as error:
+        what = f"generation {new.generation} is accepted, but the history could not be written: {error.what}"
+        raise StoreError(what, where=error.where, hint=error.hint) from error
     return new
 
 

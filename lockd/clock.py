@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
 
 from lockd.errors import UsageError
 
+if TYPE_CHECKING:  # `stamp` is on the path of every look; datetime is imported where words are read
+    from datetime import datetime
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WORDS = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "hr": "h", "day": "d", "week": "w"}
-_AGO = re.compile(r"(?:(\d+)|an?)\s*([a-z]+)(?:\s+ago)?")
-_DAY = re.compile(r"(?:(today|yesterday)\b\s*)?(?:at\s+)?(?:(\d{1,2}):(\d{2})(?::(\d{2}))?)?")
+_AGO = r"(?:(\d+)|an?)\s*([a-z]+)(?:\s+ago)?"
+_DAY = r"(?:(today|yesterday)\b\s*)?(?:at\s+)?(?:(\d{1,2}):(\d{2})(?::(\d{2}))?)?"
 HINT = "say `2 hours ago`, `90m`, `yesterday 18:00`, `18:00` or an ISO time such as 2026-11-30T18:00Z"
 
 
@@ -26,6 +29,8 @@ def stamp(at: float | None = None) -> str:
 
 def parse_time(text: str, now: datetime) -> datetime:
     """The time that a person means, in UTC. `now` must be aware. UsageError if it is none."""
+    from datetime import timezone
+
     words = " ".join(text.lower().split())
     if words == "now":
         return now.astimezone(timezone.utc)
@@ -39,7 +44,9 @@ def parse_time(text: str, now: datetime) -> datetime:
 
 
 def _ago(words: str, now: datetime) -> datetime | None:
-    match = _AGO.fullmatch(words)
+    from datetime import timedelta
+
+    match = re.fullmatch(_AGO, words)
     if match is None:
         return None
     unit = match[2] if match[2] in _UNITS else _WORDS.get(match[2].removesuffix("s"))
@@ -48,7 +55,9 @@ def _ago(words: str, now: datetime) -> datetime | None:
 
 def _of_day(words: str, now: datetime) -> datetime | None:
     """`yesterday`, `today 9:30`, `18:00`: of the local day."""
-    match = _DAY.fullmatch(words)
+    from datetime import datetime, timedelta
+
+    match = re.fullmatch(_DAY, words)
     if match is None or not words:
         return None
     day = now.astimezone() - timedelta(days=1 if match[1] == "yesterday" else 0)
@@ -60,5 +69,7 @@ def _of_day(words: str, now: datetime) -> datetime | None:
 
 def _iso(text: str) -> datetime:
     """ISO 8601 as 3.10 reads it, with `Z` and a lone hour:minute added."""
+    from datetime import datetime
+
     found = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
     return found if found.tzinfo else found.astimezone()

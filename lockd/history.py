@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from lockd import atomic
@@ -23,6 +22,8 @@ from lockd.errors import LockdError
 from lockd.facts import LAUNCH_KINDS, Fact, Facts
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from lockd.check import Report
     from lockd.findings import Finding
     from lockd.state import State

@@ -44,9 +44,9 @@ MEND = "`git checkout` it, or accept anew"
 _COMMENT = (
     "# The known-good state, written by `lockd accept`. Review it, commit it; a line edited by hand makes it invalid.\n"
 )
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-_TOKEN = re.compile(r"[0-9a-f]{16}")
-_DIGEST_LINE = re.compile(rb'^digest = "(sha256:[0-9a-f]{64})"\n', re.MULTILINE)
+_BARE = r"[A-Za-z0-9_-]+"
+_SIXTEEN_HEX = r"[0-9a-f]{16}"
+_DIGEST_LINE = rb'(?m)^digest = "(sha256:[0-9a-f]{64})"\n'
 
 
 class BrokenLock(LockError):
@@ -164,7 +164,7 @@ def parse(data: bytes, where: str) -> Lock:
 
 def digest_of(data: bytes) -> str | None:
     """`sha256:…` over all bytes but the digest line itself. None where there is not exactly one such line."""
-    rest, lines = _DIGEST_LINE.subn(b"", data)
+    rest, lines = re.subn(_DIGEST_LINE, b"", data)
     return "sha256:" + hashlib.sha256(rest).hexdigest() if lines == 1 else None
 
 
@@ -302,7 +302,7 @@ def _entries(facts: list[Fact]) -> Iterator[str]:
         chunks: dict[str, list[str]] = {}
         width = _width(len(fact.tokens))
         for token in sorted(fact.tokens):
-            if not _TOKEN.fullmatch(token):
+            if not re.fullmatch(_SIXTEEN_HEX, token):
                 raise ValueError(f"{fact.name}: {token!r} is no token")
             chunks.setdefault(token[:width] or "all", []).append(token)
         yield from (f'"{name}" = "{"".join(chunk)}"' for name, chunk in chunks.items())
@@ -332,7 +332,7 @@ def _toml(value: Value) -> str:
 
 
 def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _string(name)
+    return name if re.fullmatch(_BARE, name) else _string(name)
 
 
 def _string(text: str) -> str:

@@ -52,11 +52,7 @@ def spoken(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         full = any(word in str(error) for word in ("full", "disk I/O error", "readonly"))
-        hint = (
-            "make room (`lockd gc` frees history) and run it again; the lock is as it was"
-            if full
-            else "is another lockd stuck?"
-        )
+        hint = "make room (`lockd gc` frees history) and run it again" if full else "is another lockd stuck?"
         raise StoreError(f"the store could not be used: {error}", where=path, hint=hint) from error
 
 

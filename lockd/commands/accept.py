@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     commands = _commands_agreed(args, scene)
     report = _look(args, scene, commands)
     plan = _plan(args, scene, report, who)
-    _show(args, scene, report, plan)
+    _show(args, scene, plan)
     if args.dry_run:
         _result(args, scene, plan.lock, plan, recorded=False)
         return 0
@@ -193,23 +193,12 @@ def _next(scene: Scene) -> int:
     return max(known, default=0) + 1
 
 
-def _show(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan) -> None:
+def _show(args: argparse.Namespace, scene: Scene, plan: Plan) -> None:
     """What a person should read first. It is talk when JSON was asked for, else part of the result."""
-    from lockd import accept
-    from lockd.report.text import safe
+    from lockd.report import accepted
 
     stream = sys.stderr if args.json else sys.stdout
-    print(safe(f"policy {scene.policy.name} ({scene.policy.path})"), file=stream)
-    for line in accept.spoken(plan) if plan.before is not None else [f"first accept: {len(plan.lock.facts)} facts"]:
-        print("  " + safe(line), file=stream)
-    if plan.before is not None and not plan.differences:
-        print(f"  nothing differs from generation {plan.before.generation}", file=stream)
-    for note in (*scene.notes, *plan.notes):
-        print(
-            "\n".join(safe(f"note: {line}" if at == 0 else f"  {line}") for at, line in enumerate(note.split("\n"))),
-            file=stream,
-        )
-    stream.flush()
+    print("\n".join(accepted.difference(scene.policy, plan, scene.notes)), file=stream, flush=True)
 
 
 def _ask(question: str) -> bool:
@@ -225,8 +214,8 @@ def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, 
     with accept_record.alone(state, cli.warn):
         manifests = {name: rows for name, rows in report.sight.manifests().items() if name in plan.lock.facts}
         with _store(state) as opened:
-            new = accept_record.record(scene.policy, opened, plan, scene.seen, manifests, who)
             state.accept_digest(scene.policy.digest)
+            new = accept_record.record(scene.policy, opened, plan, scene.seen, manifests, who)
             again = _look_again(scene, new, opened)
     _result(args, scene, new, plan, recorded=True)
     return _self_test(again, plan)
@@ -269,39 +258,9 @@ def _self_test(again: Report, plan: Plan) -> int:
 
 def _result(args: argparse.Namespace, scene: Scene, lock: Lock, plan: Plan, *, recorded: bool) -> None:
     from lockd import cli
-    from lockd.report.text import safe
+    from lockd.report import accepted, json
 
     if args.json:
-        from lockd.report import json
-
-        cli.emit(json.dumps(_document(scene, lock, plan, recorded)))
-        return
-    deed = (
-        f"generation {lock.generation} accepted"
-        if recorded
-        else f"dry run: generation {lock.generation} was not recorded"
-    )
-    before = plan.before.environment if plan.before is not None else None
-    was = f" (was {before})" if before not in (None, lock.environment) else ""
-    cli.emit(safe(f"{deed}{': ' + lock.why if lock.why else ''}"))
-    cli.emit(safe(f"{lock.environment}{was}, {len(lock.facts)} facts, {scene.policy.lock_path}"))
-
-
-def _document(scene: Scene, lock: Lock, plan: Plan, recorded: bool) -> dict[str, Any]:
-    from lockd.verdict import word
-
-    return {
-        "schema": 1,
-        "recorded": recorded,
-        "policy": {"name": scene.policy.name, "path": scene.policy.path, "digest": scene.policy.digest},
-        "lock": scene.policy.lock_path,
-        "generation": lock.generation,
-        "accepted_at": lock.accepted_at,
-        "by": lock.by,
-        "why": lock.why,
-        "environment": lock.environment,
-        "launch": lock.launch,
-        "facts": len(lock.facts),
-        "differences": [{"fact": one.name, "change": one.change, "message": word(one)} for one in plan.differences],
-        "notes": [*scene.notes, *plan.notes],
-    }
+        cli.emit(json.dumps(accepted.document(scene.policy, lock, plan, scene.notes, recorded=recorded)))
+    else:
+        cli.emit("\n".join(accepted.result(scene.policy, lock, plan, recorded=recorded)))
