@@ -16,7 +16,7 @@ from lockd.facts import Fact, Facts
 from lockd.probes import python
 from lockd.probes.python import contents
 from tests.python_looks import differences, facts, package, seen, state, unowned
-from tests.wheels import UV, Env, Wheel, build_venv, install, uninstall
+from tests.wheels import UV, Env, Wheel, build_venv, install, record_hash, uninstall
 
 pytestmark = pytest.mark.skipif(UV is None, reason="uv is not installed")
 
@@ -207,6 +207,27 @@ def test_a_hard_linked_change_is_told_to_live_in_the_cache_too(tmp_path: Path) -
     with_times_kept(env.site / "torch/fx/_symbolic_trace.py", "return flag", "return True")
     assert (env.site / "torch/fx/_symbolic_trace.py").stat().st_nlink > 1
     assert "hard-linked" in str(package(env.prefix, "torch").told["links"])
+
+
+def test_an_install_from_a_poisoned_cache_does_not_pass_for_the_good_state(tmp_path: Path) -> None:
+    """uv#15700: the edit reached uv's cache through the hard link, and comes back with every install."""
+    env = made(tmp_path, torch(), link="hardlink")
+    before = facts(env.prefix)
+    with_times_kept(env.site / "torch/fx/_symbolic_trace.py", "return flag", "return True")
+    other = build_venv(tmp_path / "other")
+    local = ("--no-index", "--find-links", str(tmp_path / "wheels"), "--no-deps", "--link-mode=hardlink")
+    uv_install(other, *local, "torch==2.11.0")
+    assert "return True" in (other.site / "torch/fx/_symbolic_trace.py").read_text(), "uv has mended its cache"
+    line = python.word(differences(before, facts(other.prefix))["package:train/torch"])
+    assert "torch/fx/_symbolic_trace.py" in line and "uv cache clean torch" in line
+
+
+@pytest.mark.parametrize("by", ["pip", "uv"])
+def test_a_wheel_whose_record_is_false_is_told_from_the_first_look(tmp_path: Path, by: str) -> None:
+    """pip#4705, pytorch#47916: installers accept wheels that were changed after their RECORD was written."""
+    false = Wheel("patched", "1.0", {"patched.py": "x = 2\n"}, rows={"patched.py": (record_hash(b"x = 1\n"), "6")})
+    fact = package(made(tmp_path, false, by=by).prefix, "patched")
+    assert (fact.told["modified"], fact.told["modified_files"]) == (1, ("patched.py",))
 
 
 def test_files_linked_into_the_installers_cache_have_the_identity_of_copies(tmp_path: Path) -> None:

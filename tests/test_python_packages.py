@@ -279,6 +279,20 @@ def test_a_folder_that_cannot_be_listed_is_unknown_not_missing(env: Env, monkeyp
     assert "permission denied" in unknown(found, "unowned:train").reason
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_what_a_plain_user_may_not_read_is_unknown(env: Env) -> None:
+    (env.site / "torch/version.py").chmod(0)
+    assert "permission denied" in unknown(facts(env.prefix), "package:train/torch").reason.lower()
+    (env.site / "torch/version.py").chmod(0o644)
+    (env.site / "torch/lib").chmod(0)
+    assert "permission denied" in unknown(facts(env.prefix), "package:train/torch").reason.lower()
+    (env.site / "torch/lib").chmod(0o755)
+    env.site.chmod(0)
+    found = facts(env.prefix)
+    env.site.chmod(0o755)
+    assert list(found) == ["python:train"] and isinstance(found["python:train"], Unknown)
+
+
 def test_an_unreadable_site_folder_makes_the_environment_unknown(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     trouble = Trouble(str(env.site), "permission denied")
     monkeypatch.setattr(Disk, "tree", lambda disk, root, *_, **__: Tree(root, {}, (trouble._replace(path=root),), "x"))

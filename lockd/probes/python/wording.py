@@ -84,7 +84,10 @@ def _details(moves: _Moves, leave: frozenset[str] = frozenset()) -> Iterator[str
     for attribute, label in _LABELS.items():
         if attribute in moves and attribute not in leave:
             old, new = moves[attribute]
-            yield f"{label} {_value(old)} → {_value(new)}"
+            if attribute == "state" and None in (old, new):
+                yield str(new) if old is None else f"no longer {old}"
+            else:
+                yield f"{label} {_value(old)} → {_value(new)}"
 
 
 def _value(value: Value | None) -> str:
