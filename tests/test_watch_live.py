@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import threading
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from lockd.watch.hints import Target
+from lockd.watch.fanotify import Fanotify
+from lockd.watch.hints import Target, WatchState
+from lockd.watch.inotify import Inotify
 from lockd.watch.routes import Route, route
 from lockd.watch.watcher import Watcher, as_target
 from tests.watching import Collector, fanotify_permitted, needs_fanotify, outside
@@ -356,3 +359,55 @@ def test_a_way_that_comes_while_it_is_being_watched_is_not_missed(
         outside(f"mkdir {wanted}")
         assert watcher.sync(20)
     assert "created" in got.kinds(wanted)
+
+
+def test_churn_leaves_no_watch_behind(tmp_path: Path, tree: Path, got: Collector, use: str) -> None:
+    with watching(tmp_path, [str(tree)], got, use) as watcher:
+        assert watcher.sync(20)
+        places = watcher._places
+        assert places
+        before = len(places._keys), len(places._paths), len(places._interests), dict(places.uses)
+        outside(
+            f"for i in 1 2 3; do mkdir -p {tree}/x/$(seq -s/ 40) {tree}/y/z; mv {tree}/y {tree}/x/y; rm -r {tree}/x; done"
+        )
+        outside(f"mkdir -p {tree}/away/with/it; mv {tree}/away {tmp_path}/elsewhere")
+        assert watcher.sync(20)
+        assert (len(places._keys), len(places._paths), len(places._interests), dict(places.uses)) == before
+
+
+@needs_fanotify
+def test_an_interface_that_nothing_needs_is_not_needed_for_proof(
+    tmp_path: Path, tree: Path, got: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_the_limit(self: Inotify, path: str, *, names_only: bool = False) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    monkeypatch.setattr(Inotify, "watch_folder", at_the_limit)
+    with watching(tmp_path, [str(tree)], got, "best") as watcher:
+        assert watcher.state()[str(tree)].mode == "fanotify"
+        assert watcher.sync(20)
+
+
+@needs_fanotify
+def test_a_file_system_that_fanotify_refuses_is_watched_by_inotify_beside_it(
+    tmp_path: Path, tree: Path, got: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd" / "fs").mkdir(parents=True)
+    mark = Fanotify._mark
+
+    def refusing(self: Fanotify, path: str, flags: int, mask: int) -> Any:
+        if path.startswith(f"{tmp_path}/odd"):
+            raise OSError(errno.ENODEV, "No such device", path)
+        return mark(self, path, flags, mask)
+
+    monkeypatch.setattr(Fanotify, "_mark", refusing)
+    odd = tmp_path / "odd"
+    with watching(tmp_path, [str(tree), str(odd)], got, "best") as watcher:
+        assert {path: state.mode for path, state in watcher.state().items()} == {
+            str(tree): "fanotify",
+            str(odd): "inotify",
+        }
+        outside(f"echo > {odd}/fs/f; echo > {tree}/lib/f")
+        assert watcher.sync(20)
+    assert got.about(odd / "fs" / "f")[0].who.confidence == "not observed"
+    assert got.about(tree / "lib" / "f")

@@ -187,7 +187,7 @@ class HintEmitter(EventEmitter):
         return writers
 
     def _cookie(self, raw: Raw) -> None:
-        needed = frozenset(self._cookie_keys.values())
+        needed = frozenset(mode for mode in self._cookie_keys.values() if self._places.uses[mode[0]])
         mode = self._cookie_keys[raw.key]  # type: ignore[index]
         if self._cookies and self._cookies.seen(raw.name, mode, needed):
             self._look_up()

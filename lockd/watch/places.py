@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -24,6 +25,7 @@ from lockd.watch.routes import Route, route
 # a file system that fanotify cannot take may still take inotify
 _OTHER_WAY = frozenset({errno.ENODEV, errno.EXDEV, errno.EOPNOTSUPP, errno.EOVERFLOW, errno.EINVAL})
 _FULL = frozenset({errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_ODD = "fanotify cannot take this file system"
 _PATIENCE = 100  # times that a way may change while it is being watched
 _VANISHED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
@@ -93,6 +95,7 @@ class Places:
         self._interests: dict[str, _Interest] = {}
         self._keys: dict[str, Key] = {}
         self._paths: dict[Key, list[str]] = {}
+        self.uses: Counter[str] = Counter()  # "f" and "i": how many places are watched by which interface
         self._held: dict[int, set[str]] = {index: set() for index in range(len(self.targets))}
         self._full: set[int] = set()  # targets at which a limit was reached
         self._saying: list[WatchState] = []
@@ -129,7 +132,8 @@ class Places:
             self._see_through(way.real, way.real)
             if stat.S_ISREG(_mode_of(target.path)) and self._hold(index, target.path, file=True):
                 self._interests[target.path].whole.add(index)
-        self._saying.append(WatchState(self._mode(index), self._why))
+        mode = self._mode(index)
+        self._saying.append(WatchState(mode, self._why or (_ODD if mode == "inotify" else "")))
 
     def _watch_way(self, index: int, path: str) -> Route:
         """Watch every name on the way to a path; looked at again after watching, since a name may come in between."""
@@ -227,6 +231,7 @@ class Places:
         if self._keys.get(path) != key:
             self._forget(path)
             self._keys[path] = key
+            self.uses[key[0]] += 1
             self._paths.setdefault(key, []).append(path)
         self._interests.setdefault(path, _Interest())
         self._held[index].add(path)
@@ -253,11 +258,13 @@ class Places:
         key = self._keys.pop(path, None)
         if key is None:
             return
+        self.uses[key[0]] -= 1
         self._paths[key].remove(path)
         if not self._paths[key]:
             del self._paths[key]
             for interface in self._interfaces:
-                interface.forget(key)
+                if interface.mode[0] == key[0]:
+                    interface.forget(key)
 
     # events
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 _UNSET_LOGIN = 0xFFFFFFFF
-_MAX_TEXT = 1 << 16
+_MAX_TEXT = 8192  # bytes of a command line that are told; the other texts are shorter
 _MAX_CHAIN = 64
 _TRIES, _MOMENT = 3, 0.001  # an exec is over within a moment (seconds)
 
