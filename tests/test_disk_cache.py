@@ -521,3 +521,50 @@ def test_a_folder_put_over_by_a_link_is_not_entered(place: Place) -> None:
     (place.root / "sub").symlink_to("../away")
     tree, digests = look(place)
     assert list(tree.entries) == ["one", "sub", "two"] and digests == truth(place)
+
+
+def test_a_name_that_comes_within_the_clocks_tick_is_seen(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.root / "sub" / "first").touch()
+    stop_the_clock(monkeypatch, place.root / "sub")
+    first, _ = look(place)
+    (place.root / "sub" / "second").touch()
+    second, _ = look(place)
+    assert "sub/second" in second.entries and second.stamp != first.stamp
+    assert second.entries["sub"] == first.entries["sub"], "the stat did tell: the test proved nothing"
+
+
+def test_a_file_that_changes_after_the_look_is_read_at_every_question(place: Place) -> None:
+    settle()
+    disk = place.disk()
+    disk.tree(str(place.root))
+    for content in ("second", "third!"):
+        (place.root / "one").write_text(content)
+        settle()
+        assert disk.digests([place.path("one")]) == {place.path("one"): truth(place)["one"]}
+
+
+def test_a_reading_from_before_the_look_does_not_answer_after_a_change(place: Place) -> None:
+    disk = place.disk()
+    disk.digests([place.path("one")])
+    (place.root / "one").write_text("another")
+    disk.tree(str(place.root))
+    assert disk.digests([place.path("one")]) == {place.path("one"): truth(place)["one"]}
+
+
+def test_a_new_name_beside_costs_its_own_reading_only(place: Place, hashed: list[str]) -> None:
+    settle()
+    look(place)
+    hashed.clear()
+    (place.root / "sub" / "new").write_text("1")
+    look(place)
+    assert hashed == [place.path("sub/new")]
+
+
+def test_a_folder_that_became_a_file_leaves_nothing_behind(place: Place) -> None:
+    settle()
+    look(place)
+    (place.root / "sub").rename(place.root.parent / "away")
+    (place.root / "sub").write_text("a file now")
+    tree, digests = look(place)
+    assert seen(tree) == naive(place.root) and digests == truth(place)
+    assert (len(tree.entries), tree.troubles) == (3, ())
