@@ -278,7 +278,9 @@ def _lock(report: Report, facts: Facts, wish: Wish, stamp: Stamp) -> Lock:
 def _notes(report: Report, wish: Wish, facts: Facts, chosen: frozenset[str]) -> Iterator[str]:
     if report.lock is None and any(fact.kind == "env" for fact in facts.known()) and not wish.environ:
         yield "the launch's variables are recorded from this process"
-    absent = [fact.name for fact in facts.known() if fact.absent and fact.name in chosen and fact.kind != "env"]
+    known: Mapping[str, Fact | Unknown] = report.lock.facts if report.lock is not None else {}
+    new = [fact for fact in facts.known() if fact.name in chosen and known.get(fact.name) != fact]
+    absent = [fact.name for fact in new if fact.absent and fact.kind != "env"]
     yield from (f"{name} is not there, and is recorded as absent" for name in absent)
     yield from _unowned_notes(report, chosen)
     yield from (f"{_how_modified(fact)}, allowed" for fact in _modified(report, chosen))
