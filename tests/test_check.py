@@ -19,8 +19,9 @@ from lockd.check import Report, check
 from lockd.disk import Disk
 from lockd.facts import Fact, Facts, Unknown
 from lockd.findings import Breach, Difference
+from lockd.held import hold
 from lockd.lock import Lock
-from lockd.look import Launch, Look, look_at, rule_fact
+from lockd.look import Launch, Look, Sight, look_at, rule_fact
 from lockd.probes import Seen
 from lockd.rules import CacheRule, CommandRule, EnvRule, FileRule, LaunchRule, Policy, PythonRule
 from lockd.state import State
@@ -322,3 +323,19 @@ def test_the_counted_severity_follows_what_is_known(monkeypatch: pytest.MonkeyPa
     same = checking.environment(rules, sight, locked, found)  # type: ignore[arg-type]
     assert same == checking.environment(rules, sight, locked, locked)  # type: ignore[arg-type]
     assert same != checking.environment(rules, sight, None, found)  # type: ignore[arg-type]
+
+
+def test_a_secret_under_another_states_key_is_unknown_not_changed(tmp_path: Path) -> None:
+    """A lock that was copied to a machine without its state cannot tell whether a secret is the same."""
+    rules = policy(tmp_path, env={"HF_TOKEN": EnvRule(secret=True)})
+    locked = Fact("env", "HF_TOKEN", {"digest": "hmac-sha256:aaaaaaaa:1111"})
+    lock = replace(lock_of(looked(rules), rules), facts=Facts([locked]))
+
+    def held(found: Fact) -> tuple[bool, str]:
+        sight = Sight(Facts([found]), {found.name: ("env", rules.env)}, dict)
+        fact = hold(rules, lock, sight, Launch({}), commands=True).found[found.name]
+        return isinstance(fact, Unknown), fact.name
+
+    assert held(Fact("env", "HF_TOKEN", {"digest": "hmac-sha256:bbbbbbbb:1111"})) == (True, "env:HF_TOKEN")
+    assert held(Fact("env", "HF_TOKEN", {"digest": "hmac-sha256:aaaaaaaa:2222"})) == (False, "env:HF_TOKEN")
+    assert held(Fact("env", "HF_TOKEN", {"absent": True})) == (False, "env:HF_TOKEN")

@@ -43,6 +43,18 @@ def test_verify_blocks_then_heals(tmp_path: Path) -> None:
     assert scene.verify().code == 0
 
 
+def test_drift_and_heal_are_recorded_once_each(tmp_path: Path) -> None:
+    scene, path = pinned_file(tmp_path)
+    scene.accept()
+    path.write_text("x = 2\n")
+    scene.verify()
+    scene.verify()
+    path.write_text("x = 1\n")
+    scene.verify()
+    scene.verify()
+    assert [event["kind"] for event in scene.lockd("log", "--json").document] == ["heal", "drift", "accept"]
+
+
 def test_warnings_pass_and_strict_counts_them(tmp_path: Path) -> None:
     scene, path = pinned_file(tmp_path, 'on_drift = "warn"')
     scene.accept()
