@@ -50,11 +50,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "hints",
         "watch",
     ),
-    ("check", "history"),
-    ("accept", "accept_record", "gc", "init", "report", "protocol", "restore", "runs", "keep"),
+    ("held", "explain", "check", "history", "session"),
+    ("accept", "accept_record", "gc", "init", "report", "protocol", "restore", "runs", "keep", "sources", "doctor"),
     ("gates",),
     ("daemon",),
-    ("commands", "cli", "log"),
+    ("commands", "cli", "arguments", "parser", "progress", "log"),
     ("__main__",),
 )
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
