@@ -159,9 +159,8 @@ def _nobody_writes(descriptor: int) -> bool:
     Only then does the kernel grant a read lease, which is handed back at once.
     """
     try:
-        fcntl.fcntl(
-            descriptor, fcntl.F_SETSIG, signal.SIGURG
-        )  # a broken lease sends SIGIO, which kills; SIGURG does nothing
+        # A lease that somebody breaks sends SIGIO, which kills; SIGURG does nothing
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError:  # EAGAIN: a writer lives; EACCES: not ours; EINVAL: no leases on this file system

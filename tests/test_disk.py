@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockd import walk
 from lockd.disk import Disk, Entry, Tree, Trouble
 from lockd.globs import matches
 
@@ -278,19 +279,24 @@ def test_read_gives_bytes_or_says_why_not(tmp_path: Path) -> None:
     assert disk.read(str(tmp_path)) == Trouble(str(tmp_path), "a folder, not a regular file")
 
 
-def test_pages_of_a_large_flat_folder(tmp_path: Path) -> None:
-    for number in range(9000):
-        os.close(os.open(tmp_path / f"{number:05}", os.O_CREAT))
+def test_pages_of_a_large_flat_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "PAGE", 16)
+    for number in range(70):
+        (tmp_path / f"{number:05}").touch()
     disk = Disk()
     tree = disk.tree(str(tmp_path))
-    assert list(tree.entries) == [f"{number:05}" for number in range(9000)]
-    assert (
-        "04095" in tree.entries and "04096" in tree.entries and "4096" not in tree.entries and "!" not in tree.entries
-    )
-    os.unlink(tmp_path / "04096")
+    assert list(tree.entries) == [f"{number:05}" for number in range(70)]
+    assert "00015" in tree.entries and "00016" in tree.entries
+    assert "16" not in tree.entries and "!" not in tree.entries
+    os.unlink(tmp_path / "00016")
+    os.unlink(tmp_path / "00069")
     (tmp_path / "00000a").touch()
     disk.new_look()
     assert seen(disk.tree(str(tmp_path))) == naive(tmp_path)
+    for name in os.listdir(tmp_path):
+        os.unlink(tmp_path / name)
+    disk.new_look()
+    assert seen(disk.tree(str(tmp_path))) == {}
 
 
 def test_within_one_look_a_tree_is_looked_at_once(tmp_path: Path) -> None:

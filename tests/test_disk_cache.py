@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lockd import hashing
+from lockd import hashing, walk
 from lockd.disk import Disk, Tree, Trouble
 from tests.test_disk import naive, seen
 
@@ -425,10 +425,17 @@ def test_saving_twice_writes_once(place: Place) -> None:
     assert {file.name: file.stat().st_ino for file in place.cache.iterdir()} == written and written
 
 
-def test_a_large_tree_is_checked_in_processes_with_the_same_result(place: Place) -> None:
+def test_a_large_tree_is_checked_in_processes_with_the_same_result(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forks: list[int] = []
+    fork = os.fork
+    monkeypatch.setattr(os, "fork", lambda: forks.append(fork()) or forks[-1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(walk, "_FORK_ABOVE", 50)
+    monkeypatch.setattr(walk, "processors", lambda: 3)
     for folder in range(12):
         (place.root / f"f{folder}").mkdir()
-        for number in range(600):
+        for number in range(30):
             os.close(os.open(place.root / f"f{folder}" / f"{number}", os.O_CREAT))
     settle()
     disk = place.disk()
@@ -440,6 +447,7 @@ def test_a_large_tree_is_checked_in_processes_with_the_same_result(place: Place)
     (place.root / "f9" / "new").mkdir()
     second = place.disk().tree(str(place.root))
     assert second.stamp != first.stamp and seen(second) == naive(place.root)
+    assert len(forks) == 6, "nothing was forked: the test proved nothing"
 
 
 def test_two_trees_over_one_file_are_both_guarded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
