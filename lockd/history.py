@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from lockd import atomic
 from lockd.clock import parse_time, stamp
 from lockd.errors import LockdError
-from lockd.facts import LAUNCH_KINDS, Fact, Facts
+from lockd.facts import LAUNCH_KINDS, Fact, Facts, Unknown
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from lockd.check import Report
     from lockd.findings import Finding
+    from lockd.probes import Manifest
     from lockd.state import State
     from lockd.store import Logged, Store
 
@@ -47,6 +48,10 @@ def record(state: State | None, report: Report) -> None:
     """
     if state is None or report.lock is None:
         return
+    if os.path.exists(state.override_path):
+        from lockd import overrides
+
+        overrides.settle(state, report.findings)
     keys = {finding.fact: _key(finding) for finding in _lasting(report)}
     text = _read(state.standing_path)
     if keys == _keys(_parse(text)) and (text is not None or not os.path.exists(state.store_path)):
@@ -124,23 +129,39 @@ def _key(finding: Finding) -> str:
 
 def _keep_state(store: Store, report: Report, moved: Iterable[str], now: str) -> int:
     """The facts as they were seen, with the manifests of what moved, shared with equal states before."""
-    body = facts_text(report.sight.facts)
-    digest = hashlib.sha256(body.encode()).hexdigest()
     manifests = report.sight.manifests() if moved else {}
-    return store.keep_state(
-        digest, report.environment, now, body, {fact: manifests[fact] for fact in moved if fact in manifests}
-    )
+    behind = {fact: manifests[fact] for fact in moved if fact in manifests}
+    return keep_facts(store, report.sight.facts, report.environment, now, behind)
+
+
+def keep_facts(store: Store, facts: Facts, environment: str, at: str, manifests: Mapping[str, Manifest]) -> int:
+    """A state inside the transaction: facts as they were seen, with the manifests behind some; equal ones are shared."""
+    body = facts_text(facts)
+    return store.keep_state(hashlib.sha256(body.encode()).hexdigest(), environment, at, body, manifests)
 
 
 def facts_text(facts: Facts) -> str:
     """All facts as one line of JSON, unknown ones with their reason; entries of sets by their digest only."""
-    return json.dumps([_fact_row(fact) for fact in facts.values()], sort_keys=True, default=list)
+    return json.dumps([fact_row(fact) for fact in facts.values()], sort_keys=True, default=list)
 
 
-def _fact_row(fact: Any) -> dict[str, Any]:
+def fact_row(fact: Fact | Unknown) -> dict[str, Any]:
+    """One fact of a kept state as plain data; `read_fact` reads it."""
     if isinstance(fact, Fact):
         return {"fact": fact.name, "attributes": dict(fact.attributes), "told": dict(fact.told)}
     return {"fact": fact.name, "unknown": fact.reason}
+
+
+def read_fact(row: Mapping[str, Any]) -> Fact | Unknown:
+    """The fact of a row."""
+    kind, _, subject = row["fact"].partition(":")
+    if "unknown" in row:
+        return Unknown(kind, subject, row["unknown"])
+    return Fact(kind, subject, _values(row["attributes"]), _values(row.get("told", {})))
+
+
+def _values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _read(path: str) -> str | None:

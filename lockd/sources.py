@@ -12,10 +12,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockd.errors import LockdError, LookError, UsageError
-from lockd.facts import Fact, Facts, Unknown
+from lockd.facts import Facts
 from lockd.plain import dataclass
 
 if TYPE_CHECKING:
@@ -142,19 +142,10 @@ def _recorded(store: Store, wanted: str, session: Session) -> Source | None:
     text_of_state = store.state_facts(seen.event.state)
     if text_of_state is None:
         return None
-    facts = Facts(_fact_of_state(row) for row in json.loads(text_of_state))
+    from lockd.history import read_fact
+
+    facts = Facts(read_fact(row) for row in json.loads(text_of_state))
     return Source(f"as seen at {seen.event.at}", facts, seen.event.at, state=seen.event.state)
-
-
-def _fact_of_state(row: Mapping[str, Any]) -> Fact | Unknown:
-    kind, _, subject = row["fact"].partition(":")
-    if "unknown" in row:
-        return Unknown(kind, subject, row["unknown"])
-    return Fact(kind, subject, _values(row["attributes"]), _values(row.get("told", {})))
-
-
-def _values(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @contextmanager

@@ -30,6 +30,7 @@ class State:
     """The folder of one policy (0700). `cache_dir` below it may be deleted at any time; the rest is the history."""
 
     folder: str
+    guest: bool = False  # the policy is somebody else's: runs are recorded here, nothing is accepted
 
     @property
     def cache_dir(self) -> str:
@@ -46,6 +47,10 @@ class State:
     @property
     def standing_path(self) -> str:
         return os.path.join(self.folder, "standing.json")
+
+    @property
+    def override_path(self) -> str:
+        return os.path.join(self.folder, "override.json")
 
     @property
     def accept_lock_path(self) -> str:
@@ -77,17 +82,19 @@ class State:
             atomic.write(os.path.join(self.folder, "accepted-policies"), text.encode("ascii"), mode=0o600)
 
 
-def open(policy_path: str, *, create: bool) -> State | None:
+def open(policy_path: str, *, create: bool, guest: bool = False) -> State | None:
     """The state for a policy. None: this user has none for it, or may not have one; then look without.
 
-    create: make what is missing. A hostile folder, or one that can't be made, is a LookError.
+    create: make what is missing. guest: also for a policy of somebody else, for records of this user's own launches.
+    A hostile folder, or one that can't be made, is a LookError.
     """
     path = os.path.abspath(policy_path)
     base = base_dir()
-    if base is None or not _may(path):
+    may = base is not None and _may(path)
+    if base is None or not (may or guest):
         return None
     folder = os.path.join(base, folder_name(path))
-    state = State(folder)
+    state = State(folder, guest=not may)
     if not create and not os.path.lexists(folder):
         return None
     if create:

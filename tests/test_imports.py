@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "lockd"
 
 # From the ground up. A folder stands for all that is in it.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("plain", "frozen", "wellformed", "errors", "facts"),
+    ("plain", "frozen", "wellformed", "errors", "facts", "training"),
     ("rules",),
     ("findings",),
     (
@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "clock",
         "secrets",
         "origin",
+        "lineage",
         "names",
         "pool",
         "hashing",
@@ -30,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "disk",
         "trust",
     ),
-    ("look", "memo", "probes", "processes"),
+    ("look", "memo", "probes", "processes", "conditions", "supervise"),
     (
         "toml_lines",
         "policy",
@@ -50,7 +51,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "hints",
         "watch",
     ),
-    ("held", "explain", "check", "history", "session"),
+    ("held", "explain", "check", "history", "overrides", "session"),
     ("accept", "accept_record", "gc", "init", "report", "protocol", "restore", "runs", "keep", "sources", "doctor"),
     ("gates",),
     ("daemon",),

@@ -31,9 +31,11 @@ def dumps(document: Any) -> str:
 def verify(report: Report, verdict: str, *, every: bool = False) -> dict[str, Any]:
     """`lockd verify --json`. `every`: recorded changes among the findings, too."""
     findings = [*report.findings, *(report.recorded if every else ())]
+    override = {} if report.override is None else {"override": report.override.document()}
     return {
         "schema": SCHEMA,
         "verdict": verdict,
+        **override,
         "environment": report.environment,
         "launch": report.launch,
         "look": report.look,

@@ -54,7 +54,7 @@ def problem(error: LockdError) -> str:
 
 def verify(report: Report, verdict: str, *, colour: bool, every: bool = False) -> str:
     """The whole answer of `lockd verify`."""
-    lines = [_first_line(report, verdict, colour)]
+    lines = [_first_line(report, verdict, colour), *_override(report)]
     lines += findings([*report.findings, *(report.recorded if every else ())], colour)
     lines += [paint(f"  not looked at: {safe(line)}", "dim", colour) for line in report.not_looked]
     if report.recorded and not every:
@@ -96,6 +96,12 @@ def _first_line(report: Report, verdict: str, colour: bool) -> str:
     parts.append(report.environment)
     parts.append(f"{_many(len(report.sight.facts), 'fact')}, {report.look} look, {report.elapsed:.2f} s")
     return f"{head}: {' · '.join(parts)}"
+
+
+def _override(report: Report) -> Iterator[str]:
+    if report.override is not None:
+        told = report.override.document()
+        yield safe(f"  overridden until {told['until']} by {told['by']}: {told['why']}")
 
 
 def _cause(one: Finding, brought: list[Finding], colour: bool) -> Iterator[str]:

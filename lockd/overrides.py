@@ -1,0 +1,207 @@
+"""Break-glass: a reasoned, recorded, expiring leave to start on what a policy blocks.
+
+Always holds: an override is given for findings that stood when it was given, fact by fact. It covers a verdict only
+while each blocking finding is one of them, unchanged; when its time is up, or the drift that it was given for changes
+or heals, it ends for good, and the log says so. The verdict stays what it is.
+Never: makes a verdict of `unknown` pass, or comes back because a clock was put back before its beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lockd.errors import LockdError, RefusedError, UsageError
+from lockd.plain import dataclass
+
+if TYPE_CHECKING:
+    from lockd.findings import Finding
+    from lockd.origin import Origin
+    from lockd.rules import Policy
+    from lockd.state import State
+
+FILE = "override.json"
+LONGEST = 30 * 86400  # seconds; who needs longer changes the policy
+_LAUNCH = ("env", "launch")  # kinds of fact that differ from shell to shell
+_SLACK = 60  # seconds that a clock may be set back without ending an override
+
+
+@dataclass(frozen=True)
+class Override:
+    """One override. at, until: seconds since the epoch. drift: fact → key of the finding that it was given for.
+
+    once: given for one launch alone (`lockd run --override`); such a one is never kept.
+    """
+
+    why: str
+    by: str
+    at: float
+    until: float
+    drift: Mapping[str, str]
+    only: tuple[str, ...] = ()
+    once: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """As `verify --json` and run records show it."""
+        from lockd.clock import stamp
+
+        told: dict[str, Any] = {"why": self.why, "by": self.by, "at": stamp(self.at), "facts": sorted(self.drift)}
+        if self.only:
+            told["only"] = list(self.only)
+        return told if self.once else {**told, "until": stamp(self.until)}
+
+
+def check_may(policy: Policy) -> None:
+    """RefusedError unless this user may override: root, the policy's owner, members of `launch.override_group`."""
+    user = os.geteuid()
+    group = policy.launch.override_group
+    if user in (0, policy.owner) or (group is not None and _is_member(group)):
+        return
+    who = f"root, the owner of the policy{f' and members of {group}' if group else ''} may"
+    raise RefusedError("this user may not override the policy", where=policy.path, hint=who)
+
+
+def _is_member(group: str) -> bool:
+    import grp
+
+    try:
+        number = grp.getgrnam(group).gr_gid
+    except KeyError:
+        return False
+    return number in (os.getegid(), *os.getgroups())
+
+
+# -- the kept one
+
+
+def kept(state: State | None) -> Override | None:
+    """The override of this state, valid or not. None: there is none."""
+    if state is None:
+        return None
+    try:
+        with open(_path(state), encoding="utf-8") as file:
+            told = json.load(file)
+        drift = {str(fact): str(key) for fact, key in told["drift"].items()}
+        only = tuple(map(str, told.get("only", ())))
+        return Override(str(told["why"]), str(told["by"]), float(told["at"]), float(told["until"]), drift, only)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # what can't be read gives no leave
+        return None
+
+
+def standing(state: State | None, findings: Iterable[Finding]) -> Override | None:
+    """The override that covers a verdict of `block` made of these findings; None where none does."""
+    found = kept(state)
+    if found is None or not in_time(found):
+        return None
+    blocking = keys(findings)
+    covered = bool(blocking) and all(found.drift.get(fact) == key for fact, key in blocking.items())
+    return found if covered and not _changed(found, blocking) else None
+
+
+def in_time(one: Override) -> bool:
+    """Not yet over; a clock put back before its beginning makes nothing valid again."""
+    return one.at - _SLACK <= time.time() < one.until
+
+
+def keys(findings: Iterable[Finding]) -> dict[str, str]:
+    """Of each blocking finding that stands for a fact: a key that is equal while it differs in the same way."""
+    return {one.fact: _key(one) for one in findings if one.severity == "block"}
+
+
+def _key(finding: Finding) -> str:
+    what: list[Any] = [finding.change, sorted(finding.attributes.items())]
+    return hashlib.sha256(json.dumps(what, default=list).encode()).hexdigest()[:32]
+
+
+def _changed(one: Override, blocking: Mapping[str, str]) -> bool:
+    """Has the drift moved for which it was given? Variables and the like differ between shells and are no move."""
+    lasting, now = _lasting(one.drift), _lasting(blocking)
+    came = {} if one.only else {fact: key for fact, key in now.items() if fact not in lasting}
+    return bool(came) or any(now.get(fact) != key for fact, key in lasting.items())
+
+
+def _lasting(drift: Mapping[str, str]) -> dict[str, str]:
+    return {fact: key for fact, key in drift.items() if fact.partition(":")[0] not in _LAUNCH}
+
+
+def new(findings: Iterable[Finding], why: str, who: Origin, seconds: float, only: Iterable[str] = ()) -> Override:
+    """An override for what blocks now, not kept yet. `only`: names of facts, or their ends. UsageError for none."""
+    from lockd import names
+
+    blocking = keys(findings)
+    if not why.strip():
+        raise UsageError("an override says why", hint='lockd override --for 2h "deadline; torch is being rebuilt"')
+    if not blocking:
+        raise UsageError("nothing blocks, so there is nothing to override", hint="lockd verify shows the verdict")
+    if not 0 < seconds <= LONGEST:
+        raise UsageError("an override lasts from a second to 30 days", hint="--for 2h; for longer, edit the policy")
+    chosen = tuple(names.resolve_all(blocking, only)) if only else ()
+    drift = {fact: key for fact, key in blocking.items() if not chosen or fact in chosen}
+    at = time.time()
+    return Override(" ".join(why.split())[:500], who.by, at, at + seconds, drift, chosen)
+
+
+def keep(state: State, one: Override, who: Origin) -> None:
+    """Let it stand, in place of an earlier one, and log it."""
+    from lockd import atomic
+    from lockd.clock import stamp
+
+    told = {name: getattr(one, name) for name in ("why", "by", "at", "until", "only")}
+    data = json.dumps({**told, "drift": dict(one.drift)}).encode()
+    _log(state, f"override until {stamp(one.until)} for {', '.join(sorted(one.drift))}: {one.why}", who.data())
+    atomic.write(_path(state), data, mode=0o600)
+
+
+def end(state: State, who: Origin) -> bool:
+    """End the kept one by hand. False: there was none."""
+    found = kept(state)
+    _remove(state)
+    if found is None:
+        return False
+    _log(state, f"override ended by hand: {found.why}", who.data())
+    return True
+
+
+def settle(state: State | None, findings: Iterable[Finding]) -> str | None:
+    """End a kept override whose time is up or whose drift has changed; what was said about it, else None."""
+    found = kept(state)
+    if found is None or state is None:
+        return None
+    late, changed = not in_time(found), _changed(found, keys(findings))
+    if not late and not changed:
+        return None
+    reason = "its time is up" if late else "the drift that it was given for has changed"
+    _remove(state)
+    text = f"override ended, {reason}: {found.why}"
+    try:
+        _log(state, text, None)
+    except LockdError:  # it is over, whether or not a full disk takes the line
+        pass
+    return text
+
+
+def _log(state: State, message: str, by: Mapping[str, Any] | None) -> None:
+    from lockd.clock import stamp
+    from lockd.store import Event
+
+    store = state.store(create=True)
+    assert store is not None  # it is made where missing
+    with store:
+        store.append(Event(stamp(), "override", message, by=by))
+
+
+def _path(state: State) -> str:
+    return os.path.join(state.folder, FILE)
+
+
+def _remove(state: State) -> None:
+    try:
+        os.unlink(_path(state))
+    except FileNotFoundError:
+        pass
