@@ -14,12 +14,12 @@ import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockd import atomic
 from lockd.errors import LockError, LookError
 from lockd.facts import Fact, Facts, Value
+from lockd.plain import dataclass, replace
 
 SCHEMA = 1
 LIMIT = 64 << 20  # bytes of a lock that are read
@@ -72,7 +72,12 @@ class Lock:
     previous: str | None = None
     host: str | None = None
     schema: int = SCHEMA
-    digest: str = field(default="", compare=False)
+    digest: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in all that a lock says; one that has no bytes yet has no digest."""
+        names = (*HEADER, "schema", "facts")
+        return isinstance(other, Lock) and all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 # -- reading

@@ -10,15 +10,14 @@ from __future__ import annotations
 import hashlib
 import marshal
 import os
-from dataclasses import fields
 
 import lockd
 from lockd import atomic
 from lockd.facts import Fact, Facts
-from lockd.lock import Lock
+from lockd.lock import HEADER, Lock
 
 NAME = "lock"
-_HEADER = tuple(field.name for field in fields(Lock) if field.name != "facts")
+_HEADER = (*HEADER, "schema", "digest")
 
 
 def recall(cache_dir: str, key: str) -> Lock | None:
