@@ -525,3 +525,22 @@ def test_real_pip_agrees_with_the_hand_made_install(env: Env, tmp_path: Path) ->
     other = build_venv(tmp_path / "other")
     install(other, Wheel("torch", "2.11.0", TORCH))
     assert package(other.prefix, "torch").attributes == package(env.prefix, "torch").attributes
+
+
+def test_the_first_of_two_headers_counts(env: Env) -> None:
+    metadata = env.info("torch") / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Version: 2.11.0\n", "Version: 2.11.0\nVersion: 9\nName: other\n"))
+    fact = package(env.prefix, "torch")
+    assert fact.attributes["metadata_version"] == "2.11.0" and state(fact) == ""
+
+
+def test_many_packages_without_record_do_not_claim_each_others_files(env: Env) -> None:
+    for name in ("alpha", "beta"):
+        put(env, Wheel(name, "1.0", {f"{name}/__init__.py": "", f"{name}_more.py": "", f"{name}/data.txt": name}))
+        (env.info(name) / "RECORD").unlink()
+    (env.info("beta") / "top_level.txt").write_text("alpha\nbeta\nbeta_more\n")
+    manifests = seen(env.prefix).manifests()
+    assert {"alpha/__init__.py", "alpha/data.txt"} <= manifests["package:train/alpha"].keys()
+    assert {"beta/data.txt", "beta_more.py"} <= manifests["package:train/beta"].keys()
+    assert not manifests["package:train/alpha"].keys() & manifests["package:train/beta"].keys()
+    assert manifests["unowned:train"].keys() == {"alpha_more.py"}

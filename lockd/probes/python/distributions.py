@@ -67,7 +67,7 @@ def _read(ground: Ground, site: str, folder: str) -> Distribution:
     metadata = reader.text("METADATA" if folder.endswith(".dist-info") else "PKG-INFO")
     headers = parse_headers(metadata) if metadata else ()
     written, version = split_folder(folder)
-    named = dict(headers).get("name", "")
+    named = _first(headers).get("name", "")
     name = normal(written if folder.endswith(".dist-info") or not named else named)
     state = list(_metadata_state(metadata, headers, name, named, folder))
     record = _record(reader, ground, site, folder)
@@ -80,7 +80,7 @@ def _read(ground: Ground, site: str, folder: str) -> Distribution:
         name=name,
         site=site,
         folder=folder,
-        version=dict(headers).get("version", "") or version,
+        version=_first(headers).get("version", "") or version,
         headers=headers,
         tags=tuple(sorted({value for key, value in parse_headers(wheel or "") if key == "tag"})),
         installer=(reader.text("INSTALLER") or "").strip(),
@@ -93,13 +93,18 @@ def _read(ground: Ground, site: str, folder: str) -> Distribution:
     )
 
 
+def _first(headers: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """The first value of each header, as importlib.metadata takes it."""
+    return dict(reversed(headers))
+
+
 def _metadata_state(
     metadata: str | None, headers: tuple[tuple[str, str], ...], name: str, named: str, folder: str
 ) -> Iterator[str]:
     what = "METADATA" if folder.endswith(".dist-info") else "PKG-INFO"
     if metadata is None:
         yield f"broken: {what} missing"
-    elif not named or not dict(headers).get("version"):
+    elif not named or not _first(headers).get("version"):
         yield f"broken: {what} without name or version"
     elif normal(named) != name:
         yield f"broken: {what} names {shown(named)}"

@@ -148,27 +148,35 @@ def _with_claims(ground: Ground, packages: dict[str, Package]) -> dict[str, Pack
     if not bare:
         return packages
     owned = {package.absolute(path) for package in packages.values() for path in (*package.listed, *package.notes)}
+    by_top = {site: _by_top(ground, site) for site in {one.site for _, one in bare}}
     for name, one in bare:
         package = packages[name]
         shift = "" if one.site == package.base else posixpath.relpath(one.site, package.base) + "/"
-        claimed = {_shifted(shift, path): "" for path in _claimed(ground, one, owned)}
+        claimed = {_shifted(shift, path): "" for path in _claimed(one, by_top[one.site], owned)}
         owned |= {package.absolute(path) for path in claimed}
         packages[name] = replace(package, listed={**claimed, **package.listed})
     return packages
 
 
-def _claimed(ground: Ground, one: Distribution, owned: set[str]) -> Iterator[str]:
+def _by_top(ground: Ground, site: str) -> dict[str, list[str]]:
+    """The files of a site folder by what a package would call them: their top folder, or the module that they are."""
+    found: dict[str, list[str]] = {}
+    names = ground.trees[site].entries
+    for path in ground.listing(site).files:
+        top, inside, _ = path.partition("/")
+        module = not inside and top.endswith((".py", ".so"))
+        if not is_startup_file(path) and not derived(path, names):
+            found.setdefault(top.partition(".")[0] if module else top, []).append(path)
+    return found
+
+
+def _claimed(one: Distribution, by_top: Mapping[str, list[str]], owned: set[str]) -> Iterator[str]:
     written = split_folder(one.folder)[0]
     tops = set(one.top_level) or {written, written.lower(), one.name.replace("-", "_")}
-    names = ground.trees[one.site].entries
-    for path in ground.listing(one.site).files:
-        top, _, below = path.partition("/")
-        module = not below and top.partition(".")[0] in tops and top.endswith((".py", ".so"))
-        mine = top == one.folder or top in tops or module
-        if not mine or f"{one.site}/{path}" in owned or is_note(path, one.folder):
-            continue
-        if not is_startup_file(path) and not derived(path, names):
-            yield path
+    for top in sorted({one.folder, *tops}):
+        for path in by_top.get(top, ()):
+            if f"{one.site}/{path}" not in owned and not is_note(path, one.folder):
+                yield path
 
 
 # -- leftovers ---------------------------------------------------------------------------------------------------------
