@@ -179,8 +179,10 @@ class Disk:
         root, place = root.rstrip("/"), place.rstrip("/")  # "" for "/", so that "/name" can be put behind both
         if held is None or (held.record.filesystem, held.place) != (filesystem, place):
             known = None
-            if self._cache_dir is not None and not self.full:
+            if self._cache_dir is not None:
                 known = load(self._file(key), (*key, place), filesystem)
+            if known is not None and self.full:
+                known.forget_all()  # the names still tell where to look, in parallel; every byte is read anew
             held = _Held(root, place, status.st_dev, (*key, place), known or Record(filesystem))
             self._held[key] = held
         held.device = status.st_dev
