@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from lockd.watch.hints import Hint
+from lockd.watch.places import refusal
 from lockd.watch.watcher import Watcher
 from tests.watching import Collector, Remote, fanotify_permitted, needs_fanotify, needs_user_namespace, outside
 
@@ -141,6 +143,21 @@ def test_without_any_instance_everything_is_polled_and_nothing_is_proved(tmp_pat
     with Remote([str(tmp_path)], str(tmp_path / "c"), prefix=limited("max_inotify_instances", 0)) as remote:
         mode, why = remote.ready[str(tmp_path)]
         assert mode == "polled" and "instances" in why
+
+
+def test_without_a_mount_table_nothing_is_called_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockd.watch.mounts.MOUNTINFO", str(tmp_path / "nowhere"))
+    got = Collector()
+    with Watcher([str(tmp_path)], on_hint=got, cookie_folder=str(tmp_path / "c")) as watcher:
+        state = watcher.state()[str(tmp_path)]
+    assert state.mode == "polled" and "mount table" in state.why
+
+
+def test_refusals_are_in_words() -> None:
+    failing = OSError(errno.EMFILE, os.strerror(errno.EMFILE), "x")
+    assert refusal(failing, "/x") == "Too many open files; not watched from /x on"
+    assert "max_user_watches" in refusal(OSError(errno.ENOSPC, "full", "x"), "/x")
+    assert refusal(OSError(errno.EACCES, "Permission denied"), "/x") == "cannot watch /x: Permission denied"
 
 
 @needs_root

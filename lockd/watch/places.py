@@ -119,6 +119,8 @@ class Places:
             self.real[index] = target.path
             self._polled(index, self._why)
             return
+        if not self.mounts:  # watched as well as can be, but never called so
+            self._polled(index, "the mount table cannot be read: what file system this is on is not known")
         if not self._see_through(target.path, target.path):
             self.real[index] = target.path  # not even touched: a dead server would hang us
             return
@@ -319,5 +321,6 @@ def _mode_of(path: str) -> int:
 def refusal(error: OSError, path: str) -> str:
     """Why a path is not watched, in words."""
     if error.errno in _FULL:
-        return f"{inotify.refusal(error)}; not watched from {path} on"
+        reason = inotify.refusal(error) if error.errno == errno.ENOSPC else str(error.strerror)
+        return f"{reason}; not watched from {path} on"
     return f"cannot watch {path}: {error.strerror}"
