@@ -1,8 +1,8 @@
 """The table of probes: one file (or folder) a kind of fact, each a plain module that satisfies `Probe`.
 
-Always holds: a section of the policy has one probe, or is refused by name when the policy is loaded. A probe reads, it never runs
-anything of its target (a `[[command]]` aside), never imports it, and stays inside what its rule names. What it could not read is
-an Unknown with the reason. Its facts are sorted and the same for the same machine.
+Always holds: a section of the policy has one probe, or is refused by name when the policy is loaded. A probe reads, it
+never runs anything of its target (a `[[command]]` aside), never imports it, and stays inside what its rule names. What it
+could not read is an Unknown with the reason. Its facts are sorted and the same for the same machine.
 Never: compares, judges, prints, or writes.
 """
 
@@ -33,7 +33,7 @@ class Probe(Protocol):
     """What a probe module holds. `rule` is the policy's section object (one of lockd.rules)."""
 
     KINDS: tuple[str, ...]  # the kinds of fact that it makes
-    ATTRIBUTES: Mapping[str, Mapping[str, str]]  # kind → attribute or `told` name → one line; docs/facts.md is made from it
+    ATTRIBUTES: Mapping[str, Mapping[str, str]]  # kind → attribute or `told` name → one line, for docs/facts.md
 
     def look(self, rule: Any, look: Look) -> Seen:
         """Read the facts of one rule. Never raises for what the machine holds."""
@@ -48,7 +48,7 @@ class Probe(Protocol):
         """The policy's own pins that the found facts break."""
 
     def word(self, difference: Difference) -> str:
-        """One line for a tired person, from → to: "torch 2.11.0+cu128 → 2.11.0+cu130 (CUDA 12.8 → 13.0; 9412 files)"."""
+        """One line for a tired person, from → to: "torch 2.11.0+cu128 → 2.11.0+cu130 (CUDA 12.8 → 13.0)"."""
 
     def watched(self, rule: Any) -> Iterable[str]:
         """Absolute paths (folders or files) whose change asks for another look."""
@@ -72,7 +72,7 @@ def probe(section: str) -> Probe:
 
 
 def rules(policy: Policy) -> Iterator[tuple[str, Any]]:
-    """Every rule of the policy with its section, in the table's order. `[env]` is one rule: its mapping; `[launch]` its object."""
+    """Every rule of the policy with its section, in the table's order. `[env]` is one rule, its mapping; `[launch]` one."""
     for section in PROBES:
         value = getattr(policy, section)
         if section == "launch":
