@@ -72,7 +72,7 @@ class _Held:
     finder: Finder | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class _Found:
     """Where a path lies in a held tree."""
 
@@ -263,10 +263,9 @@ class Disk:
 
     def _remember(self, path: str, result: Hashed | str, found: list[_Found]) -> str | Trouble:
         """Keep what a reading gave, in all trees that hold the file, as far as it can be trusted; give the answer."""
-        for place in found:
-            _note(place, result)
+        kept = [_note(place, result) for place in found]
         trusted = isinstance(result, Hashed) and result.trusted
-        if not trusted or not all(place.page.digest(place.index) for place in found):
+        if not trusted or not all(kept):
             self._fresh[path] = result
         if isinstance(result, str):
             return Trouble(path, result)
@@ -341,20 +340,22 @@ class Disk:
         return os.path.join(self._cache_dir or "", f"{name}.stat")
 
 
-def _note(place: _Found, result: Hashed | str) -> None:
-    """Note in a tree's record what a reading of one of its files gave."""
+def _note(place: _Found, result: Hashed | str) -> bool:
+    """Note in a tree's record what a reading of one of its files gave. True: kept, as a trusted digest."""
     record, relative = place.held.record, place.relative
-    if isinstance(result, Hashed) and not place.is_at(result.identity):
-        return  # it changed since the tree was looked at, which the next look will see by its row
-    if isinstance(result, Hashed) and result.trusted:
-        place.page.keep(place.index, result.digest)
-        record.untrusted.pop(relative, None)
-        record.dirty = True
-        return
+    if isinstance(result, Hashed):
+        if not place.is_at(result.identity):
+            return False  # it changed since the tree was looked at, which the next look will see by its row
+        if result.trusted:
+            place.page.keep(place.index, result.digest)
+            record.untrusted.pop(relative, None)
+            record.dirty = True
+            return True
     digest = result.digest if isinstance(result, Hashed) else b""  # a trouble: to be tried again at the next look
     if place.is_file() and record.untrusted.get(relative) != digest:
         record.untrusted[relative] = digest
         record.dirty = True
+    return False
 
 
 def _unreadable(root: str, why: str) -> Tree:
