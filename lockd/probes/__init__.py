@@ -1,8 +1,8 @@
 """The table of probes: one file (or folder) a kind of fact, each a plain module that satisfies `Probe`.
 
 Always holds: a section of the policy has one probe, or is refused by name when the policy is loaded. A probe reads, it
-never runs anything of its target (a `[[command]]` aside), never imports it, and stays inside what its rule names. What it
-could not read is an Unknown with the reason. Its facts are sorted and the same for the same machine.
+never runs anything of its target (a `[[command]]` aside), never imports it, and stays inside what its rule names. What
+it could not read is an Unknown with the reason. Its facts are sorted and the same for the same machine.
 Never: compares, judges, prints, or writes.
 """
 
@@ -72,7 +72,7 @@ def probe(section: str) -> Probe:
 
 
 def rules(policy: Policy) -> Iterator[tuple[str, Any]]:
-    """Every rule of the policy with its section, in the table's order. `[env]` is one rule, its mapping; `[launch]` one."""
+    """Every rule of the policy with its section, in the table's order; `[env]` and `[launch]` are one each."""
     for section in PROBES:
         value = getattr(policy, section)
         if section == "launch":
