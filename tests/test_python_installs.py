@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -376,10 +377,12 @@ def test_an_editable_install_is_known_by_path_commit_and_sources(tmp_path: Path)
     before = facts(env.prefix)
     fact = package(env.prefix, "proj")
     assert fact.attributes["origin"] == f"editable {folder}"
-    assert fact.attributes["commit"] == git(folder, "rev-parse", "HEAD") and fact.attributes["dirty"] == "clean"
+    assert fact.attributes["commit"] == git(folder, "rev-parse", "HEAD")
+    dirty = {"dirty"} if importlib.util.find_spec("pygit2") else set()
+    assert fact.attributes["dirty"] == ("clean" if dirty else "not looked at: pygit2 is not installed")
     (folder / "proj/__init__.py").write_text("x = 2\n")
     moved = differences(before, facts(env.prefix))["package:train/proj"].attributes
-    assert {"dirty", "sources"} == set(moved)
+    assert {"sources"} | dirty == set(moved)
     commit(folder, "second")
     moved = differences(before, facts(env.prefix))["package:train/proj"].attributes
     assert {"commit", "sources"} == set(moved)
@@ -413,6 +416,8 @@ def test_the_hash_of_a_local_wheel_is_its_origin(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "--python", str(env.python), "install", "--no-deps", "--quiet", str(path)]
     subprocess.run([*command, "--disable-pip-version-check"], check=True, capture_output=True)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest not in (env.info("torch") / "direct_url.json").read_text():
+        pytest.skip("this pip records no hash of local wheels")
     assert package(env.prefix, "torch").attributes["origin"] == f"wheel sha256:{digest}"
 
 
@@ -447,11 +452,18 @@ def test_a_second_look_at_an_unchanged_environment_reads_nothing_anew(
 def test_an_edit_in_a_linked_cache_is_seen_though_the_tree_did_not_move(tmp_path: Path) -> None:
     memo_module = pytest.importorskip("lockd.memo")
     env = made(tmp_path, torch(), link="symlink")
-    memo = memo_module.StateMemo(str(tmp_path / "state"))
-    first = Facts(seen(env.prefix, disk=Disk(cache_dir=str(tmp_path / "state")), memo=memo).facts)
+    state_folder = str(tmp_path / "state")
+
+    def look() -> Facts:
+        disk = Disk(cache_dir=state_folder)
+        found = Facts(seen(env.prefix, disk=disk, memo=memo_module.StateMemo(state_folder)).facts)
+        disk.save()
+        return found
+
+    first = look()
+    assert not differences(first, look())
     with_times_kept((env.site / "torch/fx/_symbolic_trace.py").resolve(), "return flag", "return True")
-    again = Facts(seen(env.prefix, disk=Disk(cache_dir=str(tmp_path / "state")), memo=memo).facts)
-    assert set(differences(first, again)) == {"package:train/torch"}
+    assert set(differences(first, look())) == {"package:train/torch"}
 
 
 # -- real packages -----------------------------------------------------------------------------------------------------

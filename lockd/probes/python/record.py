@@ -71,7 +71,10 @@ def parse(text: str, folder: str, place: Callable[[str], str | None]) -> Record:
 
 def _rows(text: str) -> Iterator[list[str]]:
     if '"' in text:  # csv costs five times a split, and only names with commas or quotes need it
-        yield from (row for row in csv.reader(io.StringIO(text, newline="")) if row)
+        try:
+            yield from (row for row in csv.reader(io.StringIO(text, newline="")) if row)
+        except csv.Error as error:  # a NUL, or a field that never ends
+            yield [f"{error}"]
         return
     for line in text.split("\n"):
         line = line.rstrip("\r")
