@@ -60,11 +60,12 @@ class Patient(NamedTuple):
     lock: Lock | None
 
 
-def examine(path: str) -> list[Check]:
-    """Every check, for the policy at `path`."""
+def examine(find: Callable[[], str]) -> list[Check]:
+    """Every check, for the policy whose path `find` gives; where it finds none, what can be said without."""
     found: list[Check] = []
-    policy = _opened(found, "policy", lambda: _policy(path))
-    state = _opened(found, "state", lambda: _state(path))
+    path = _opened(found, "policy", lambda: (find(), None)) or ""
+    policy = _opened(found, "policy", lambda: _policy(path)) if path else None
+    state = _opened(found, "state", lambda: _state(path)) if path else None
     lock = _opened(found, "lock", lambda: _lock(policy)) if policy is not None else None
     patient = Patient(path, policy, state, lock)
     for check in CHECKS:
@@ -72,13 +73,14 @@ def examine(path: str) -> list[Check]:
     return found
 
 
-def _opened(found: list[Check], name: str, opening: Callable[[], tuple[Any, Check]]) -> Any:
+def _opened(found: list[Check], name: str, opening: Callable[[], tuple[Any, Check | None]]) -> Any:
     try:
         value, check = opening()
     except LockdError as error:
         found.append(Check(name, "fail", str(error), error.hint))
         return None
-    found.append(check)
+    if check is not None:
+        found.append(check)
     return value
 
 

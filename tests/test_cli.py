@@ -217,7 +217,7 @@ def test_a_broken_lock_is_two(tmp_path: Path) -> None:
     assert "lock" in answer.err
 
 
-def test_an_unexpected_error_is_three_in_one_line(tmp_path: Path) -> None:
+def test_an_unexpected_error_is_three_in_one_line_and_an_interrupt_130(tmp_path: Path) -> None:
     scene, _ = pinned_file(tmp_path)
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
@@ -229,13 +229,15 @@ def test_an_unexpected_error_is_three_in_one_line(tmp_path: Path) -> None:
     )
     words = {**os.environ, "LOCKD_POLICY": str(scene.policy), "LOCKD_STATE": str(scene.state)}
 
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
+    def run(*args: str, program: str = program) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-c", program, *args], env=words, capture_output=True, text=True)
 
     quiet, debug = run("verify"), run("verify", "--debug")
     assert (quiet.returncode, debug.returncode) == (3, 3)
     assert "ZeroDivisionError: boom" in quiet.stderr and "Traceback" not in quiet.stderr
     assert "Traceback" in debug.stderr
+    stopped = run("verify", program=program.replace("ZeroDivisionError('boom')", "KeyboardInterrupt"))
+    assert (stopped.returncode, stopped.stderr) == (130, "")
 
 
 def test_a_reader_that_left_changes_no_exit_code_and_says_nothing(tmp_path: Path) -> None:
@@ -361,6 +363,13 @@ def test_doctor_says_ok_warn_or_fail_about_each_thing(tmp_path: Path) -> None:
     assert scene.verify("--full").document["look"] == "full"
     again = {check["name"]: check for check in scene.lockd("doctor", "--json").document["checks"]}
     assert again["full look"]["status"] == "ok"
+
+
+@pytest.mark.skipif(os.path.exists("/etc/lockd/policy.toml"), reason="this machine has a policy of its own")
+def test_doctor_says_what_it_can_without_a_policy(tmp_path: Path) -> None:
+    answer = Scene(tmp_path).lockd("doctor", env={"LOCKD_POLICY": ""})
+    assert answer.code == 1
+    assert "fail  policy" in answer.out and "lockd init" in answer.out and "ok    clock" in answer.out
 
 
 def test_doctor_fails_on_a_broken_policy(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     from lockd.report import json
     from lockd.session import find_policy
 
-    checks = doctor.examine(find_policy(args))
+    checks = doctor.examine(lambda: find_policy(args))
     failed = any(check.status == "fail" for check in checks)
     if args.json:
         document = {"schema": 1, "ok": not failed, "checks": [check._asdict() for check in checks]}
