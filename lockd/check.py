@@ -23,6 +23,7 @@ from lockd.probes import probe, rules
 from lockd.verdict import Verdict, judge, severity_of
 
 if TYPE_CHECKING:
+    from lockd.disk import Disk
     from lockd.lock import Lock
     from lockd.overrides import Override
     from lockd.rules import Policy
@@ -76,9 +77,25 @@ def check(
     Writes nothing but lockd's own caches.
     """
     started = time.monotonic()
-    # 1. look
     sight = see(policy, state=state, launch=launch, full=full, commands=commands, progress=progress)
-    # 2. compare with the lock and with the policy's pins
+    return judged_sight(
+        policy, sight, state=state, lock=lock, launch=launch, full=full, commands=commands, started=started
+    )
+
+
+def judged_sight(
+    policy: Policy,
+    sight: Sight,
+    *,
+    state: State | None,
+    lock: Lock | None,
+    launch: Launch | None,
+    full: bool = False,
+    commands: bool = True,
+    started: float,
+) -> Report:
+    """What one look comes to. started: when it began, by the monotonic clock."""
+    # 1. compare with the lock and with the policy's pins
     held = hold(policy, lock, sight, launch, commands=commands, state=state)
     breaches = sorted_breaches(policy, sight.facts)
     differences = compare(held.expected, held.found, breaches)
@@ -86,7 +103,7 @@ def check(
         from lockd.explain import explain
 
         differences = explain(differences, sight, state, lock)
-    # 3. judge
+    # 2. judge
     judged = judge(policy, differences, sight.claimed, edited=lock is not None and lock.policy_digest != policy.digest)
     verdict: Verdict = "unknown" if lock is None and judged.verdict != "block" else judged.verdict
     return Report(
@@ -124,18 +141,32 @@ def see(
     full: bool = False,
     commands: bool = True,
     progress: Progress | None = None,
+    disk: Disk | None = None,
+    memo: Memo | None = None,
+    only: frozenset[str] | None = None,
 ) -> Sight:
-    """One look with lockd's caches, saved afterwards; commands run only where this state has accepted the policy."""
+    """One look with lockd's caches, saved afterwards; commands run only where this state has accepted the policy.
+
+    disk, memo: those of whoever looks again and again, who saves them. only: the sections to look at.
+    """
     from lockd.disk import Disk
 
-    folder = None if state is None else state.cache_dir
-    disk = Disk(full=full, cache_dir=folder, progress=progress)
+    folder = None if state is None or disk is not None else state.cache_dir
+    disk = disk or Disk(full=full, cache_dir=folder, progress=progress)
     may_run = commands and _accepted(policy, state)
-    look = Look(policy, disk, launch, commands=may_run, memo=_memo(folder), secret_key=_secret_key(policy, state))
+    look = Look(
+        policy,
+        disk,
+        launch,
+        commands=may_run,
+        memo=memo or _memo(folder),
+        secret_key=_secret_key(policy, state),
+        only=only,
+    )
     sight = look_at(look)
     if folder is not None:
         disk.save()
-    if commands and not may_run and policy.command:
+    if commands and not may_run and policy.command and (only is None or "command" in only):
         sight = _without_commands(policy, sight, _NO_STATE if state is None else _NOT_ACCEPTED)
     return sight
 
