@@ -61,7 +61,13 @@ def _name(switch: str) -> str:
 
 
 def _parsed(module: ModuleType, arguments: Sequence[str]) -> Any:
-    args = _parser([module]).parse_args(arguments)
+    own, command = list(arguments), []  # type: tuple[list[str], list[str]]
+    if getattr(module, "TAKES_COMMAND", False) and "--" in own:
+        at = own.index("--")
+        own, command = own[:at], own[at + 1 :]
+    args = _parser([module]).parse_args(own)
+    if getattr(module, "TAKES_COMMAND", False):
+        args.command = command
     for option in OPTIONS:
         name = _name(option)
         setattr(args, name, getattr(args, name, None if option in WITH_VALUE else False))

@@ -62,7 +62,7 @@ def boot() -> str | None:
 
 def alive(known: Mapping[str, Any]) -> bool | None:
     """Does that very process still run? None: nobody can tell (no /proc, or its start was never known)."""
-    if known.get("start") is None or row(1) is None and boot() is None:
+    if known.get("start") is None or (row(1) is None and boot() is None):
         return None
     if known.get("boot") != boot():
         return False

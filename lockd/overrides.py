@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockd.errors import LockdError, RefusedError, UsageError
-from lockd.plain import dataclass
+from lockd.plain import dataclass, replace
 
 if TYPE_CHECKING:
     from lockd.findings import Finding
@@ -145,6 +145,11 @@ def new(findings: Iterable[Finding], why: str, who: Origin, seconds: float, only
     drift = {fact: key for fact, key in blocking.items() if not chosen or fact in chosen}
     at = time.time()
     return Override(" ".join(why.split())[:500], who.by, at, at + seconds, drift, chosen)
+
+
+def once(one: Override) -> Override:
+    """The same for one launch alone; it is recorded with that run and never kept."""
+    return replace(one, once=True)
 
 
 def keep(state: State, one: Override, who: Origin) -> None:

@@ -114,8 +114,16 @@ def add_process(store: Store, number: int, pid: int) -> None:
     _change(store, number, lambda body: {**body, "processes": [*body.get("processes", ()), process]})
 
 
-def finish(store: Store, number: int, code: int | None, report: Report | None = None, *, seen: bool = True) -> None:
-    """Write the end of a run, once. code None: nobody saw it. report: a look at its end.
+def finish(
+    store: Store,
+    number: int,
+    code: int | None,
+    report: Report | None = None,
+    *,
+    seen: bool = True,
+    told: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the end of a run, once. code None: nobody saw it. report: a look at its end. told: more for the body.
 
     seen: it ends now; else somebody noticed now that it had ended before.
     """
@@ -123,9 +131,9 @@ def finish(store: Store, number: int, code: int | None, report: Report | None = 
         run = get(store, number)
         if run is None or run.end is not None:
             return
-        end: dict[str, Any] = {"exit": UNKNOWN if code is None else code, "end_seen": seen}
+        end: dict[str, Any] = {"exit": UNKNOWN if code is None else code, "end_seen": seen, **(told or {})}
         if report is not None:
-            end["end_environment"], end["end_state"] = report.environment_full, _state(store, report)
+            end["end_environment"], end["end_state"] = report.environment, _state(store, report)
         store.change("UPDATE runs SET ended = ? WHERE number = ?", stamp(), number)
         _change(store, number, lambda body: {**body, **end})
         said = f"exit {code}" if code is not None else "nobody saw how"
@@ -186,6 +194,11 @@ def listed(store: Store, limit: int | None = None) -> list[Run]:
 def running(store: Store) -> list[Run]:
     """The runs that live, as far as anybody can tell, newest first."""
     return [run for run in _select(store, "ended IS NULL") if living(run) is not False]
+
+
+def running_or_lost(store: Store) -> list[Run]:
+    """The runs without an end, newest first."""
+    return _select(store, "ended IS NULL")
 
 
 def living(run: Run) -> bool | None:

@@ -52,7 +52,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "watch",
     ),
     ("held", "explain", "check", "history", "overrides", "session"),
-    ("accept", "accept_record", "gc", "init", "report", "protocol", "restore", "runs", "keep", "sources", "doctor"),
+    ("accept", "accept_record", "gc", "init", "report", "protocol", "restore", "runs", "spool", "keep", "sources", "doctor"),
     ("gates",),
     ("daemon",),
     ("commands", "cli", "arguments", "parser", "progress", "log"),
