@@ -127,6 +127,16 @@ def _key(finding: Finding) -> str:
     return hashlib.sha256(json.dumps(what, default=list).encode()).hexdigest()[:16]
 
 
+def key_of(finding: Finding) -> str:
+    """The key by which the timeline tells one difference of a fact from another."""
+    return _key(finding)
+
+
+def standing(state: State) -> Standing:
+    """The findings that stood when somebody last looked, as they are recorded."""
+    return _parse(_read(state.standing_path))
+
+
 def _keep_state(store: Store, report: Report, moved: Iterable[str], now: str) -> int:
     """The facts as they were seen, with the manifests of what moved, shared with equal states before."""
     manifests = report.sight.manifests() if moved else {}
