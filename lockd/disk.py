@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from lockd import hashing
 from lockd.entries import Entries, Entry, Finder, entry_of
 from lockd.globs import matches
 from lockd.hashing import Hashed, Identity, Progress
+from lockd.plain import dataclass, field
 from lockd.statcache import Page, Record, load, packed, prune, read_packed, store, unpacked, write_packed
 from lockd.walk import Excluded, folders_of, refresh, row_of
 
@@ -72,14 +72,13 @@ class _Held:
     finder: Finder | None = None
 
 
-@dataclass(slots=True)
 class _Found:
     """Where a path lies in a held tree."""
 
-    held: _Held
-    relative: str
-    page: Page
-    index: int
+    __slots__ = ("held", "index", "page", "relative")
+
+    def __init__(self, held: _Held, relative: str, page: Page, index: int) -> None:
+        self.held, self.relative, self.page, self.index = held, relative, page, index
 
     def row(self) -> bytes:
         """What this look saw of it."""

@@ -17,9 +17,10 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
+
+from lockd.plain import dataclass, field
 
 COLUMNS = 7  # mode, inode, size, mtime ns, ctime ns, links, device less the root's (0 but under a mount)
 ROW = 8 * COLUMNS

@@ -13,11 +13,11 @@ import io
 import os
 import re
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockd import atomic
 from lockd.errors import LookError
+from lockd.plain import dataclass
 
 if TYPE_CHECKING:
     from lockd.store import Store

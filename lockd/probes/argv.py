@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from lockd.plain import dataclass, field
 
 PYTHON = re.compile(r"(?:python|pypy)(?:\d+(?:\.\d+)?t?)?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockd.disk import Trouble
 from lockd.facts import ABSENT, Fact, Facts, Value, set_digest, shown, token
 from lockd.findings import Breach
+from lockd.plain import replace
 from lockd.probes import Seen, common, paths
 from lockd.probes.cache import condition, kinds
 

@@ -11,11 +11,11 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
 from urllib.parse import quote
 
 from lockd.disk import Trouble
 from lockd.facts import shown
+from lockd.plain import dataclass
 from lockd.probes.python.ground import Ground
 from lockd.probes.python.names import is_metadata, normal, split_folder
 from lockd.probes.python.record import Record, parse

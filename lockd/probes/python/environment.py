@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lockd.disk import Trouble
 from lockd.facts import ABSENT, Fact, Unknown, shown
 from lockd.look import Look
+from lockd.plain import dataclass
 from lockd.probes import Seen
 from lockd.probes.python import startup
 from lockd.probes.python.bytecode import Stale

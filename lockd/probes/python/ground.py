@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lockd.disk import Disk, Entry, Tree, Trouble
+from lockd.plain import dataclass, field
 from lockd.probes.python.interpreter import Interpreter
 
 _CONDA_APART = ("pkgs/**", "envs/**", "conda-bld/**")  # a base prefix holds the package cache and other environments

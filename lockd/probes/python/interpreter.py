@@ -11,12 +11,12 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from lockd.disk import Disk, Trouble
 from lockd.facts import Unknown, shown
 from lockd.globs import matches
+from lockd.plain import dataclass, replace
 from lockd.probes.python.pth import names_in, real_bytes, start_files
 from lockd.rules import PythonRule
 

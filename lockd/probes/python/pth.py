@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lockd.disk import Disk, Trouble
+from lockd.plain import dataclass
 
 SUFFIXES = (".pth", ".start")  # .start: entry points that site calls at start-up (PEP 829)
 

@@ -15,9 +15,9 @@ import hashlib
 import io
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from lockd.facts import shown
+from lockd.plain import dataclass, field
 
 _NOTES = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json"))
 _STRONG = {"sha256": 32, "sha384": 48, "sha512": 64}
