@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FILE = "override.json"
 LONGEST = 30 * 86400  # seconds; who needs longer changes the policy
-_LAUNCH = ("env", "launch")  # kinds of fact that differ from shell to shell
+_FLEETING = ("env", "launch", "command")  # kinds that differ from shell to shell, or that not every look has
 _SLACK = 60  # seconds that a clock may be set back without ending an override
 
 
@@ -127,7 +127,7 @@ def _changed(one: Override, blocking: Mapping[str, str]) -> bool:
 
 
 def _lasting(drift: Mapping[str, str]) -> dict[str, str]:
-    return {fact: key for fact, key in drift.items() if fact.partition(":")[0] not in _LAUNCH}
+    return {fact: key for fact, key in drift.items() if fact.partition(":")[0] not in _FLEETING}
 
 
 def new(findings: Iterable[Finding], why: str, who: Origin, seconds: float, only: Iterable[str] = ()) -> Override:
@@ -159,7 +159,7 @@ def keep(state: State, one: Override, who: Origin) -> None:
 
     told = {name: getattr(one, name) for name in ("why", "by", "at", "until", "only")}
     data = json.dumps({**told, "drift": dict(one.drift)}).encode()
-    _log(state, f"override until {stamp(one.until)} for {', '.join(sorted(one.drift))}: {one.why}", who.data())
+    _log(state, f"given until {stamp(one.until)} for {', '.join(sorted(one.drift))}: {one.why}", who.data())
     atomic.write(_path(state), data, mode=0o600)
 
 
@@ -169,7 +169,7 @@ def end(state: State, who: Origin) -> bool:
     _remove(state)
     if found is None:
         return False
-    _log(state, f"override ended by hand: {found.why}", who.data())
+    _log(state, f"ended by hand: {found.why}", who.data())
     return True
 
 
@@ -183,7 +183,7 @@ def settle(state: State | None, findings: Iterable[Finding]) -> str | None:
         return None
     reason = "its time is up" if late else "the drift that it was given for has changed"
     _remove(state)
-    text = f"override ended, {reason}: {found.why}"
+    text = f"ended, {reason}: {found.why}"
     try:
         _log(state, text, None)
     except LockdError:  # it is over, whether or not a full disk takes the line
