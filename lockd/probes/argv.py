@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from lockd.plain import dataclass, field
+from lockd.probes.shadows import pythonpath
 
 PYTHON = re.compile(r"(?:python|pypy)(?:\d+(?:\.\d+)?t?)?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
@@ -92,12 +93,6 @@ def started(argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> Starte
     if PYTHON.fullmatch(os.path.basename(program)) and not head.startswith(b"#!"):
         return _python(program, command.words[1:], command, "the command")
     return _script(program, head, command)
-
-
-def pythonpath(environ: Mapping[str, str], cwd: str) -> tuple[str, ...]:
-    """The folders of PYTHONPATH, absolute; an empty one is the current folder."""
-    value = environ.get("PYTHONPATH", "")
-    return tuple(os.path.join(cwd, part) for part in value.split(":")) if value else ()
 
 
 def which(name: str, environ: Mapping[str, str], cwd: str) -> str:

@@ -17,14 +17,14 @@ from lockd.disk import Disk, Trouble
 from lockd.facts import Fact, Facts, Unknown, Value, shown
 from lockd.findings import Breach
 from lockd.probes import Seen
-from lockd.probes.argv import Started, pythonpath, started
 from lockd.probes.python.interpreter import Interpreter, find
-from lockd.probes.shadows import Shadow, shadows
+from lockd.probes.shadows import Shadow, pythonpath, shadows
 from lockd.rules import PythonRule
 
 if TYPE_CHECKING:
     from lockd.findings import Difference
     from lockd.look import Launch, Look
+    from lockd.probes.argv import Started
     from lockd.rules import LaunchRule, Policy, Severity
 
 KINDS = ("launch",)
@@ -48,7 +48,7 @@ def look(rule: LaunchRule, look: Look) -> Seen:
         look.not_looked.append("launch (this look has none)")
         return Seen(())
     launch = look.launch
-    begun = started(launch.argv, launch.environ, launch.cwd) if launch.argv else None
+    begun = _begun(launch) if launch.argv else None
     facts = [_path_fact(rule, look, launch, begun)]
     if begun is not None and rule.python:
         facts.append(_python_fact(begun, look.policy, look.disk, rule.python))
@@ -122,6 +122,12 @@ def _more(lines: list[str]) -> str:
 
 
 # -- launch:python ---------------------------------------------------------------------------------------------------
+
+
+def _begun(launch: Launch) -> Started:
+    from lockd.probes.argv import started  # a verify without a command does without
+
+    return started(launch.argv, launch.environ, launch.cwd)
 
 
 def _python_fact(begun: Started, policy: Policy, disk: Disk, pinned: str) -> Fact | Unknown:

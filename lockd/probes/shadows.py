@@ -28,6 +28,12 @@ class Shadow(NamedTuple):
     over: str
 
 
+def pythonpath(environ: Mapping[str, str], cwd: str) -> tuple[str, ...]:
+    """The folders of PYTHONPATH, absolute; an empty one is the current folder."""
+    value = environ.get("PYTHONPATH", "")
+    return tuple(os.path.join(cwd, part) for part in value.split(":")) if value else ()
+
+
 def shadows(folders: Iterable[tuple[str, str]], roots: Iterable[str]) -> list[Shadow] | Trouble:
     """What the modules in `folders` (label, folder), earlier on the path, hide of `roots` and of Python's own."""
     installed: dict[str, str] = {}

@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lockd.facts import shown
-from lockd.probes.python.distributions import names_in
 from lockd.probes.python.interpreter import Interpreter, user_site_of
 
 
 def doubles(interpreter: Interpreter) -> Iterator[str]:
     """One line for each package that is hidden by one of the same name, sorted."""
+    folders = _in_path_order(interpreter)
+    if not folders:
+        return
+    from lockd.probes.python.distributions import names_in
+
     taken: dict[str, tuple[str, str]] = {}
     lines = []
-    for folder in _in_path_order(interpreter):
+    for folder in folders:
         for name, version in names_in(folder):
             first = taken.setdefault(name, (version, folder))
             if first[1] != folder:

@@ -109,6 +109,8 @@ def _against(fact: Fact, name: str, key: str, pin: PackagePin) -> Iterator[Breac
 def satisfies(version: str, wanted: str) -> bool:
     """Does a version match a pin? Of two distributions ("1.12.1, 1.13.1") neither does. An invalid version never
     does."""
+    if version and version == wanted.strip().removeprefix("==").strip() and "," not in version:
+        return True  # word for word, as in every pin that is kept
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.version import InvalidVersion, Version
 
