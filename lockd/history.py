@@ -52,6 +52,8 @@ def record(state: State | None, report: Report) -> None:
         from lockd import overrides
 
         overrides.settle(state, report.findings)
+    if state.guest:  # the timeline is the owner's
+        return
     keys = {finding.fact: _key(finding) for finding in _lasting(report)}
     text = _read(state.standing_path)
     if keys == _keys(_parse(text)) and (text is not None or not os.path.exists(state.store_path)):

@@ -83,7 +83,8 @@ def _state(path: str) -> tuple[State | None, tuple[str, ...]]:
     from lockd import state
 
     try:
-        return state.open(path, create=os.path.exists(path)), ()
+        own = state.open(path, create=os.path.exists(path))
+        return own if own is not None else state.open(path, create=False, guest=True), ()
     except LookError as error:
         if isinstance(error.__context__, OSError):  # read-only or full; a hostile folder stays an error
             return None, (f"no state is kept: {error}",)

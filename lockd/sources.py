@@ -1,4 +1,4 @@
-"""The states that a person can name: `lock`, `now`, `@12`, a time, an exported file; each gives facts to compare.
+"""The states that a person can name: `lock`, `now`, `@12`, a run, a time, an exported file; each gives its facts.
 
 Always holds: a state is what was recorded or read, under the label that it was asked for by; one of which nothing is
 known is an error that says so, never an empty state.
@@ -25,18 +25,22 @@ if TYPE_CHECKING:
     from lockd.store import Store
 
 LIMIT = 1 << 28  # bytes of an exported file
-WORDS = "lock, now, @N, a time or an exported file"
+WORDS = "lock, now, @N, run:N, run:last, good, a time or an exported file"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Facts under a label. at: when they were so, where that is known. manifest: the files behind one of them."""
+    """Facts under a label. at: when they were so, where that is known. manifest: the files behind one of them.
+
+    base: the generation that a run's state was held against: what has no manifest of its own there was as locked.
+    """
 
     label: str
     facts: Facts
     at: str | None = None
     generation: int | None = None
     state: int | None = None
+    base: int | None = None
     manifests: Callable[[], Mapping[str, Manifest]] = dict
 
 
@@ -50,7 +54,7 @@ def source(word: str, session: Session, look: Callable[[], Report]) -> Source:
     if word.startswith("@"):
         return _of_generation(word, session)
     if word == "good" or word.startswith("run:"):
-        raise LookError(f"{word}: no run is recorded", where=session.policy.path, hint="lockd run -- CMD records one")
+        return _of_run(word, session)
     if os.path.exists(word):
         return _of_file(word)
     if "/" in word or word.endswith(".json"):
@@ -60,10 +64,14 @@ def source(word: str, session: Session, look: Callable[[], Report]) -> Source:
 
 def manifest(one: Source, session: Session, name: str) -> Manifest | None:
     """The files behind a fact of that state, where they are kept."""
-    if one.generation is None:
+    if one.generation is None and one.state is None:
         return one.manifests().get(name)
     with _store(session) as store:
-        return None if store is None else store.manifest(one.generation, name)
+        if store is None:
+            return None
+        found = None if one.state is None else store.state_manifest(one.state, name)
+        generation = one.generation if one.state is None else one.base
+        return store.manifest(generation, name) if found is None and generation is not None else found
 
 
 def _of_lock(session: Session) -> Source:
@@ -94,6 +102,18 @@ def _parsed(text: bytes, session: Session) -> Source:
 
     found = lock.parse(text, session.policy.lock_path)
     return Source(f"@{found.generation}", found.facts, found.accepted_at, found.generation)
+
+
+def _of_run(word: str, session: Session) -> Source:
+    """What a run started on, the facts of its launch with it."""
+    from lockd import runs
+
+    with _store(session) as store:
+        if store is None:
+            hint = "lockd run -- CMD records one"
+            raise LookError(f"{word}: no run is recorded", where=session.policy.path, hint=hint)
+        run = runs.resolve(store, word)
+        return Source(run.name, runs.facts(store, run), run.start, state=run.state, base=run.generation)
 
 
 def _of_file(path: str) -> Source:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -117,8 +117,9 @@ class Store:
         text: bytes,
         manifests: Mapping[str, Manifest],
         origin: Mapping[str, Any],
+        carried: Iterable[str] = (),
     ) -> None:
-        """Put a generation on disk, pending."""
+        """Put a generation on disk, pending. carried: facts that keep the files and entries of the generation before."""
         with self.transaction():
             self.change("DELETE FROM generations WHERE digest = ?", lock.digest)
             generation = self._generation(lock, text, origin, pending=True)
@@ -128,6 +129,16 @@ class Store:
             for fact, tokens in large_sets(lock).items():
                 body = zlib.compress("".join(sorted(tokens)).encode("ascii"), _LEVEL)
                 self.change("INSERT INTO generation_entries VALUES (?, ?, ?)", generation, fact, body)
+            if lock.previous is not None:
+                self._carry(generation, lock.previous, carried)
+
+    def _carry(self, generation: int, previous: str, facts: Iterable[str]) -> None:
+        """What the generation of that digest has behind some facts stands behind them in this one, too."""
+        for table, column in (("generation_manifests", "manifest"), ("generation_entries", "tokens")):
+            statement = f"""INSERT OR IGNORE INTO {table} SELECT ?, fact, {column} FROM {table}
+                JOIN generations ON generations.id = generation WHERE digest = ? AND fact = ?"""  # noqa: S608
+            for fact in facts:
+                self.change(statement, generation, previous, fact)
 
     def settle(self, lock: Lock | None, text: bytes = b"", *, forget: bool = True) -> None:
         """Make the store agree with the lock that lies beside the policy, `lock` with its bytes `text`.
@@ -278,6 +289,13 @@ class Store:
         """The facts of an observed state as `history` wrote them."""
         found = self.rows("SELECT facts FROM states WHERE id = ?", state)
         return zlib.decompress(found[0][0]).decode() if found else None
+
+    def state_manifest(self, state: int, fact: str) -> Manifest | None:
+        """The per-file manifest of a fact in an observed state; None where none was kept with it."""
+        query = """SELECT body FROM manifests JOIN state_manifests ON manifest = manifests.digest
+            WHERE state = ? AND fact = ?"""
+        found = self.rows(query, state, fact)
+        return unpack(found[0][0]) if found else None
 
     def standing(self) -> str | None:
         """The last recorded set of findings, as `history` wrote it."""
