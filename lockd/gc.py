@@ -1,8 +1,9 @@
-"""Free what nothing refers to: manifests without a generation or state, kept content without a generation.
+"""Free what nothing refers to: manifests without a generation or state, kept content without a generation or restore.
 
 Always holds: rows first, in one transaction, then files; a file whose row is gone is freed by the next run. Accepted
-generations, observed states and the log stay.
-Never: frees what a generation needs to be put back, or runs beside an accept.
+generations, observed states and the log stay. With a number of generations to keep, what older ones kept goes, and what
+older restores replaced; the lock's own generation and the last restore always stay whole.
+Never: frees what those need to be put back or taken back, or runs beside an accept or a restore.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from lockd.restore_apply import Journal
     from lockd.state import State
     from lockd.store import Store
 
 _MANIFESTS = """digest NOT IN (SELECT manifest FROM generation_manifests)
     AND digest NOT IN (SELECT manifest FROM state_manifests)"""
-_OBJECTS = "digest NOT IN (SELECT object FROM generation_objects)"
 
 
 class Freed(NamedTuple):
@@ -28,21 +29,31 @@ class Freed(NamedTuple):
     bytes: int = 0
 
 
-def collect(state: State, *, dry_run: bool) -> Freed:
-    """Free what is unreferenced in one state folder."""
+def collect(state: State, *, dry_run: bool, keep: int | None = None, lock: str = "") -> Freed:
+    """Free what is unreferenced in one state folder.
+
+    keep: of how many generations, the newest ones, kept content stays; None: of all. lock: the digest of the lock that
+    lies beside the policy, whose generation stays in any case.
+    """
     from lockd import accept_record
 
     store = state.store()
     if store is None:
         return Freed()
     with store, accept_record.alone(state, lambda _: None):
-        freed = _count(store)
+        old = _old_generations(store, keep, lock)
+        needed = _needed(state, store, old, last_only=keep is not None)
+        freed = _count(store, needed)
+        strays = list(_strays(state, needed))
         if dry_run:
-            return freed._replace(objects=freed.objects + len(list(_strays(state, store))))
+            return freed._replace(objects=len(strays))
         with store.transaction():
+            for number in old:
+                store.change("DELETE FROM generation_objects WHERE generation = ?", number)
             store.change(f"DELETE FROM manifests WHERE {_MANIFESTS}")  # noqa: S608  our own words
-            store.change(f"DELETE FROM objects WHERE {_OBJECTS}")  # noqa: S608
-        strays = list(_strays(state, store))
+            for digest in _free_rows(store, needed):
+                store.change("DELETE FROM objects WHERE digest = ?", digest)
+        _forget_restores(state, last_only=keep is not None)
         for path in strays:
             os.unlink(path)
         if freed.manifests:
@@ -50,16 +61,53 @@ def collect(state: State, *, dry_run: bool) -> Freed:
         return freed._replace(objects=len(strays))
 
 
-def _count(store: Store) -> Freed:
+def _old_generations(store: Store, keep: int | None, lock: str) -> list[int]:
+    if keep is None:
+        return []
+    rows = store.rows("SELECT id, digest FROM generations WHERE pending = 0 ORDER BY id DESC")
+    return [number for number, digest in rows[max(keep, 1) :] if digest != lock]
+
+
+def _needed(state: State, store: Store, old: list[int], *, last_only: bool) -> set[str]:
+    """The digests that a generation or a restore refers to."""
+    from lockd import keep, restore_apply
+
+    needed = set(keep.referenced(store, without=old))
+    for journal in _standing_restores(state, last_only=last_only):
+        needed.add(journal.rows)
+        needed.update(row.content for row in restore_apply.rows_of(store, journal) if row.kind == "f")
+    return needed
+
+
+def _standing_restores(state: State, *, last_only: bool) -> list[Journal]:
+    from lockd import restore_apply
+
+    journals = restore_apply.journals(state)
+    return journals[-1:] if last_only else journals
+
+
+def _forget_restores(state: State, *, last_only: bool) -> None:
+    from lockd import restore_apply
+
+    if last_only:
+        for journal in restore_apply.journals(state)[:-1]:
+            restore_apply.forget(state, journal)
+
+
+def _free_rows(store: Store, needed: set[str]) -> list[str]:
+    return [digest for (digest,) in store.rows("SELECT digest FROM objects") if digest not in needed]
+
+
+def _count(store: Store, needed: set[str]) -> Freed:
     manifests = f"SELECT count(*), coalesce(sum(length(body)), 0) FROM manifests WHERE {_MANIFESTS}"  # noqa: S608
-    objects = f"SELECT count(*), coalesce(sum(stored), 0) FROM objects WHERE {_OBJECTS}"  # noqa: S608
-    (rows, size), (kept, stored) = store.rows(manifests)[0], store.rows(objects)[0]
-    return Freed(rows, kept, size + stored)
+    (rows, size) = store.rows(manifests)[0]
+    stored = dict(store.rows("SELECT digest, stored FROM objects"))
+    free = [digest for digest in stored if digest not in needed]
+    return Freed(rows, len(free), size + sum(stored[digest] for digest in free))
 
 
-def _strays(state: State, store: Store) -> Iterator[str]:
-    """Files of kept content that no row knows."""
-    known = {row[0] for row in store.rows("SELECT digest FROM objects")}
+def _strays(state: State, needed: set[str]) -> Iterator[str]:
+    """Files of kept content that nobody needs."""
     for folder, folders, files in os.walk(state.objects_dir):
         folders.sort()
-        yield from (os.path.join(folder, name) for name in sorted(files) if name not in known)
+        yield from (os.path.join(folder, name) for name in sorted(files) if name not in needed)

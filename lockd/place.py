@@ -1,0 +1,329 @@
+"""Files put in their place by folder descriptors: read, written, linked, removed where they are meant to be.
+
+Always holds: a path is walked from `/` one component at a time, and a link on the way is refused, so that nobody who
+may write in a folder can lead a write elsewhere. A file is written aside in its own folder, its digest checked, and
+renamed in; it never gets setuid or setgid bits. Root writes into another user's folder as that user, where the file is
+theirs as well.
+Never: follows a link, decides what should be there, or opens what is not a regular file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from lockd.errors import LockdError
+from lockd.facts import shown
+
+FILE, LINK, FOLDER, FIFO, OTHER, NOTHING = "f", "l", "d", "p", "o", "-"
+
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PLAIN = 0o1777  # setuid and setgid are never put back
+_KINDS = {stat.S_IFREG: FILE, stat.S_IFLNK: LINK, stat.S_IFDIR: FOLDER, stat.S_IFIFO: FIFO}
+
+
+class Row(NamedTuple):
+    """What is, or should be, at a path: absolute, its folders without links.
+
+    content: sha256 hex of a file, the text of a link. mode: permission bits. mtime: ns.
+    """
+
+    path: str
+    kind: str
+    content: str = ""
+    size: int = 0
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    mtime: int = 0
+
+
+class PlaceError(LockdError):
+    """Something could not be put in its place, or read from it; what was there is as it was."""
+
+
+def row_of(path: str, status: os.stat_result, content: str = "") -> Row:
+    """The row of a path from its status."""
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), OTHER)
+    size = status.st_size if kind == FILE else 0
+    mode = stat.S_IMODE(status.st_mode)
+    return Row(path, kind, content, size, mode, status.st_uid, status.st_gid, status.st_mtime_ns)
+
+
+def resolved(path: str) -> str:
+    """A path with the links of its folders resolved, the last component left as it is."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)
+
+
+class Folders:
+    """Folders opened from `/` on without following links, the last few kept open. Close it, or use it in a `with`."""
+
+    def __init__(self, rows: Mapping[str, Row] | None = None) -> None:
+        self._open: dict[str, int] = {}
+        self._rows = rows or {}  # how folders that are made should be
+
+    def __enter__(self) -> Folders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def open(self, path: str, *, make: bool = False) -> int:
+        """A descriptor of a folder, which stays this object's. FileNotFoundError where it is not there."""
+        known = self._open.get(path)
+        if known is not None:
+            return known
+        descriptor = self._walk(path, make)
+        if len(self._open) >= 32:
+            os.close(self._open.pop(next(iter(self._open))))
+        self._open[path] = descriptor
+        return descriptor
+
+    def forget(self, path: str) -> None:
+        """Close what lies at or below a path that goes away."""
+        for known in [one for one in self._open if one == path or one.startswith(path + "/")]:
+            os.close(self._open.pop(known))
+
+    def _walk(self, path: str, make: bool) -> int:
+        at = os.open("/", os.O_RDONLY | _FOLDER)
+        walked = ""
+        try:
+            for name in filter(None, path.split("/")):
+                walked += f"/{name}"
+                below = self._step(at, name, walked, make)
+                os.close(at)
+                at = below
+        except BaseException:
+            os.close(at)
+            raise
+        return at
+
+    def _step(self, at: int, name: str, walked: str, make: bool) -> int:
+        try:
+            return _open_folder(at, name)
+        except FileNotFoundError:
+            if not make:
+                raise
+            self._make(at, name, walked)
+            return _open_folder(at, name)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise NotADirectoryError(errno.ENOTDIR, "a link, or no folder", walked) from None
+            raise
+
+    def _make(self, at: int, name: str, walked: str) -> None:
+        row = self._rows.get(walked)
+        above = os.fstat(at)
+        uid, gid = (row.uid, row.gid) if row else (above.st_uid, above.st_gid)
+        with acting_as(above, uid, gid):
+            os.mkdir(name, 0o700, dir_fd=at)
+            made = os.open(name, os.O_RDONLY | _FOLDER, dir_fd=at)
+        try:
+            _dress(made, uid, gid, row.mode if row else 0o755)
+        finally:
+            os.close(made)
+
+
+def _open_folder(at: int, name: str) -> int:
+    try:
+        return os.open(name, os.O_RDONLY | _FOLDER, dir_fd=at)
+    except PermissionError:  # a folder that may be passed, not listed
+        return os.open(name, os.O_PATH | _FOLDER, dir_fd=at)
+
+
+# -- reading
+
+
+def look(folders: Folders, path: str) -> tuple[Row, os.stat_result | None]:
+    """What is at a path now, a file's content left open; and its status."""
+    folder, name = os.path.split(path)
+    try:
+        at = folders.open(folder)
+        status = os.stat(name, dir_fd=at, follow_symlinks=False)
+        text = os.readlink(name, dir_fd=at) if stat.S_ISLNK(status.st_mode) else ""
+    except (FileNotFoundError, NotADirectoryError):
+        return Row(path, NOTHING), None
+    return row_of(path, status, text), status
+
+
+def open_file(folders: Folders, path: str) -> int:
+    """A descriptor of a regular file for reading. OSError for anything else."""
+    folder, name = os.path.split(path)
+    descriptor = os.open(name, _READ, dir_fd=folders.open(folder))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return descriptor
+
+
+def below(folders: Folders, path: str) -> Iterator[str]:
+    """Every path under a folder, each folder before what is in it."""
+    for name in sorted(os.listdir(folders.open(path))):
+        inner = f"{path}/{name}"
+        yield inner
+        if look(folders, inner)[0].kind == FOLDER:
+            yield from below(folders, inner)
+
+
+# -- writing
+
+
+def write(folders: Folders, row: Row, pieces: Iterable[bytes]) -> None:
+    """Put a file: aside, digest checked, renamed in. PlaceError where the pieces are not what the row says."""
+    folder, name = os.path.split(row.path)
+    at = folders.open(folder, make=True)
+    aside = aside_name(name)
+    _unlink(at, aside)
+    try:
+        with acting_as(os.fstat(at), row.uid, row.gid):
+            descriptor = os.open(aside, _NEW, 0o600, dir_fd=at)
+        try:
+            _fill(descriptor, row, pieces)
+            _dress(descriptor, row.uid, row.gid, row.mode)
+            os.utime(descriptor, ns=(row.mtime, row.mtime))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(aside, name, src_dir_fd=at, dst_dir_fd=at)
+    except BaseException:
+        _unlink(at, aside)
+        raise
+
+
+def put_other(folders: Folders, row: Row) -> None:
+    """Put a link or a FIFO, likewise aside first."""
+    folder, name = os.path.split(row.path)
+    at = folders.open(folder, make=True)
+    aside = aside_name(name)
+    _unlink(at, aside)
+    with acting_as(os.fstat(at), row.uid, row.gid):
+        if row.kind == LINK:
+            os.symlink(row.content, aside, dir_fd=at)
+        else:
+            os.mkfifo(aside, row.mode & _PLAIN, dir_fd=at)
+    try:
+        made = os.stat(aside, dir_fd=at, follow_symlinks=False)
+        if (made.st_uid, made.st_gid) != (row.uid, row.gid):
+            _given(lambda: os.chown(aside, row.uid, row.gid, dir_fd=at, follow_symlinks=False))
+        os.utime(aside, ns=(row.mtime, row.mtime), dir_fd=at, follow_symlinks=False)
+        os.rename(aside, name, src_dir_fd=at, dst_dir_fd=at)
+    except BaseException:
+        _unlink(at, aside)
+        raise
+
+
+def put_folder(folders: Folders, row: Row) -> None:
+    """Make a folder, or give one that is there the wanted mode and owner; its time is set last, by `set_time`."""
+    descriptor = folders.open(row.path, make=True)
+    _dress(descriptor, row.uid, row.gid, row.mode)
+
+
+def set_time(folders: Folders, row: Row) -> None:
+    """A folder's time, once all is in it."""
+    os.utime(folders.open(row.path), ns=(row.mtime, row.mtime))
+
+
+def remove(folders: Folders, path: str) -> None:
+    """Take away what is at a path, a folder with all that is in it. Nothing there is as well."""
+    folder, name = os.path.split(path)
+    try:
+        at = folders.open(folder)
+        status = os.stat(name, dir_fd=at, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            for inner in os.listdir(folders.open(path)):
+                remove(folders, f"{path}/{inner}")
+            folders.forget(path)
+            os.rmdir(name, dir_fd=at)
+        else:
+            os.unlink(name, dir_fd=at)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+
+
+def remove_empty(folders: Folders, path: str) -> bool:
+    """Take away a folder if nothing is in it."""
+    folder, name = os.path.split(path)
+    try:
+        at = folders.open(folder)
+        folders.forget(path)
+        os.rmdir(name, dir_fd=at)
+    except OSError:  # not empty, or not there: as well
+        return False
+    return True
+
+
+def sync(folders: Folders, path: str) -> None:
+    """Make renames in a folder durable; a file system that can't is left alone."""
+    try:
+        os.fsync(folders.open(path))
+    except OSError:
+        pass
+
+
+def aside_name(name: str) -> str:
+    """The name that a file has until it is whole: the same every time, so that a killed writer leaves at most one."""
+    return f".lockd-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}.aside"
+
+
+@contextmanager
+def acting_as(folder: os.stat_result, uid: int, gid: int) -> Iterator[None]:
+    """As root, in another user's folder, for a file of theirs: be that user meanwhile."""
+    if os.geteuid() != 0 or uid == 0 or folder.st_uid != uid:
+        yield
+        return
+    try:
+        os.setegid(gid)
+        os.seteuid(uid)
+    except OSError:  # an id that this user namespace does not map: root of the namespace writes
+        os.setegid(0)
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def _fill(descriptor: int, row: Row, pieces: Iterable[bytes]) -> None:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    if digest.hexdigest() != row.content:
+        hint = "nothing was put there; another source may hold it (--wheels, --generation)"
+        raise PlaceError("the bytes to put there are not the locked ones", where=shown(row.path), hint=hint)
+
+
+def _dress(descriptor: int, uid: int, gid: int, mode: int) -> None:
+    made = os.fstat(descriptor)
+    if (made.st_uid, made.st_gid) != (uid, gid):
+        _given(lambda: os.fchown(descriptor, uid, gid))
+    os.fchmod(descriptor, mode & _PLAIN)
+
+
+def _given(chown: Callable[[], None]) -> None:
+    """A plain user can't give files away, nor a namespace to ids that it does not map: the owner is told, not drift."""
+    try:
+        chown()
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EINVAL):
+            raise
+
+
+def _unlink(at: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=at)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,91 @@
+"""A restore in words and as JSON: what is put back from where, what has no source, what is left alone.
+
+Always holds: every path stands in the JSON; in text the first of each fact do, and how many more there are.
+Never: reads the machine, or shows contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lockd.facts import shown
+from lockd.place import FILE, FOLDER, LINK, NOTHING
+from lockd.report.text import safe
+
+if TYPE_CHECKING:
+    from lockd.restore import Act, Plan, Said, Step
+
+PATHS = 20  # of one fact, in text
+
+
+def text(plan: Plan, *, applied: bool) -> str:
+    """What would be, or was, done."""
+    return "\n".join(safe(line) for line in _lines(plan, applied))
+
+
+def document(plan: Plan, *, applied: bool) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
+        "schema": 1,
+        "applied": applied,
+        "generation": plan.generation,
+        "restore": [_step(step) for step in plan.steps],
+        "no_source": [_said(one) for one in plan.said],
+        "left_alone": [_said(one) for one in plan.left],
+    }
+
+
+def _lines(plan: Plan, applied: bool) -> Iterator[str]:
+    acts = plan.acts
+    size = sum(act.row.size for act in acts)
+    if acts:
+        head = "restored" if applied else "would restore"
+        count = "1 path" if len(acts) == 1 else f"{len(acts):,} paths"
+        yield f"{head} {count}, {size:,} bytes, as at generation {plan.generation}"
+    elif not plan.fetches:
+        yield f"nothing {'was' if applied else 'is'} to be put back (generation {plan.generation})"
+    for step in plan.steps:
+        yield from _step_lines(step)
+    yield from _others("no source", plan.said)
+    yield from _others("left alone", plan.left)
+    if not applied and (acts or plan.fetches):
+        yield "lockd restore --apply does it; --undo takes it back"
+
+
+def _step_lines(step: Step) -> Iterator[str]:
+    yield f"  {step.message or step.fact}"
+    if step.fetch:
+        yield f"    from {step.fetch}: unpacked aside and held against the lock before anything is changed"
+    for act in step.acts[:PATHS]:
+        yield f"    {_verb(act)} {shown(act.row.path)} ({_about(act)})"
+    if len(step.acts) > PATHS:
+        yield f"    and {len(step.acts) - PATHS:,} more (--json lists them)"
+
+
+def _verb(act: Act) -> str:
+    return {NOTHING: "take away", FILE: "write", FOLDER: "folder", LINK: "link"}.get(act.row.kind, "make")
+
+
+def _about(act: Act) -> str:
+    if act.row.kind == NOTHING:
+        return "kept for --undo"
+    return f"{act.row.size:,} bytes, {act.source}" if act.row.kind == FILE else act.source
+
+
+def _others(head: str, listed: Iterable[Said]) -> Iterator[str]:
+    for one in listed:
+        yield f"  {head}: {one.fact}: {one.message}"
+        yield f"    → {one.todo}"
+
+
+def _step(step: Step) -> dict[str, Any]:
+    paths = [
+        {"path": shown(act.row.path), "does": _verb(act), "bytes": act.row.size, "source": act.source}
+        for act in step.acts
+    ]
+    return {"fact": step.fact, "message": step.message, "from": step.fetch or None, "paths": paths}
+
+
+def _said(one: Said) -> dict[str, str]:
+    return {"fact": one.fact, "wanted": one.message, "todo": one.todo}

@@ -1,0 +1,302 @@
+"""The deed of a restore: what is there is kept, then each path is put in its place, and all of it can be taken back.
+
+Always holds: nothing is changed before what is there now is kept and the journal that says so is on disk. Each path
+changes at once or not at all. Killed anywhere, the next restore goes on: it takes away half-written files, does what
+is left, and its journal takes back both. Restores and accepts never run at the same time.
+Never: decides what to put back, or forgets what it replaced (`gc --keep` does).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lockd import atomic, keep, objects, place
+from lockd.clock import stamp
+from lockd.errors import RefusedError
+from lockd.facts import shown
+from lockd.keep import Wanted
+from lockd.objects import Keeping
+from lockd.place import FIFO, FILE, FOLDER, LINK, NOTHING, OTHER, Folders, PlaceError, Row
+from lockd.plain import dataclass, replace
+from lockd.restore import Act, Plan, Step, pending
+
+if TYPE_CHECKING:
+    from lockd.disk import Disk
+    from lockd.origin import Origin
+    from lockd.state import State
+    from lockd.store import Store
+
+BEGUN, DONE, UNDONE, CONTINUED = "begun", "done", "undone", "continued"
+
+
+@dataclass(frozen=True)
+class Journal:
+    """One restore: what was there before it, as rows in an object. kind: restore or undo; status: how far it came."""
+
+    number: int
+    kind: str
+    status: str
+    at: str
+    generation: int
+    facts: tuple[str, ...]
+    rows: str
+
+    def text(self) -> bytes:
+        return json.dumps({name: getattr(self, name) for name in self.__annotations__}, indent=1).encode()
+
+
+# -- the deed
+
+
+def apply(
+    state: State,
+    store: Store,
+    plan: Plan,
+    who: Origin,
+    *,
+    kind: str = "restore",
+    say: Callable[[int, int], None] | None = None,
+) -> Journal | None:
+    """Do what the plan says, inside `accept_record.alone`. None: there was nothing to do."""
+    acts = plan.acts
+    before = unfinished(state)
+    with Folders({act.row.path: act.row for act in acts if act.row.kind == FOLDER}) as folders:
+        # 1. what a killed restore left half-written
+        if before is not None:
+            _clear(store, folders, before)
+        if not acts:
+            _finish_other(state, before)
+            return None
+        # 2. what is there now
+        journal = _keep_present(state, store, folders, plan, before, kind)
+        # 3. the deed
+        _do(store, folders, plan, acts, say)
+    # 4. it is done
+    done = replace(journal, status=DONE)
+    _write(state, done)
+    _finish_other(state, before)
+    _log(store, plan, who, kind, len(acts))
+    return done
+
+
+def _keep_present(
+    state: State, store: Store, folders: Folders, plan: Plan, before: Journal | None, kind: str
+) -> Journal:
+    """Keep every path that will change, and write the journal that tells of it."""
+    with Keeping(store) as keeping:
+        rows = {row.path: row for row in _present(keeping, folders, plan)}
+        if before is not None:
+            rows = _continued(rows_of(store, before), rows)
+        digest = keeping.add_bytes(keep.pack(rows.values()))
+        keeping.finish()
+        with store.transaction():
+            keeping.record()
+        keeping.keep()
+    number = max((one.number for one in journals(state)), default=0) + 1
+    facts = tuple(step.fact for step in plan.steps)
+    journal = Journal(number, kind, BEGUN, stamp(), plan.generation, facts, digest)
+    _write(state, journal)
+    return journal
+
+
+def _continued(old: Iterable[Row], new: Mapping[str, Row]) -> dict[str, Row]:
+    """What was there before a killed restore, and what it had not come to as it is now."""
+    rows = {row.path: row for row in old}
+    for path, row in new.items():
+        if path not in rows or row.kind != NOTHING:  # gone: it may be that restore that took it away
+            rows[path] = row
+    return rows
+
+
+def _present(keeping: Keeping, folders: Folders, plan: Plan) -> Iterator[Row]:
+    acts = plan.acts
+    replaced: set[str] = set()
+    for act in sorted(acts, key=lambda act: act.row.path):
+        if act.row.path.rpartition("/")[0] in replaced:
+            replaced.add(act.row.path)
+            yield Row(act.row.path, NOTHING)
+            continue
+        row = _kept(keeping, folders, act.row.path)
+        if row.kind == NOTHING:
+            _check_way(folders, act.row.path)
+        yield row
+        if row.kind == FOLDER and act.row.kind not in (FOLDER, NOTHING):
+            yield from (_kept(keeping, folders, path) for path in place.below(folders, row.path))
+        if row.kind != FOLDER and act.row.kind == FOLDER:
+            replaced.add(row.path)
+    for step in plan.steps:
+        yield from (_kept(keeping, folders, path) for path in step.prune)
+
+
+def _kept(keeping: Keeping, folders: Folders, path: str) -> Row:
+    row = keep.keep_path(keeping, folders, Wanted(path))
+    if row.kind == OTHER:
+        raise PlaceError("a socket or device is there, which lockd does not replace", where=shown(path))
+    return row
+
+
+def _check_way(folders: Folders, path: str) -> None:
+    """Refuse before anything is changed where a link, or a file, stands in the way to a path."""
+    at = os.path.dirname(path)
+    while at not in ("", "/"):
+        try:
+            folders.open(at)
+            return
+        except FileNotFoundError:
+            at = os.path.dirname(at)
+        except NotADirectoryError as error:
+            hint = "look at who put it there, and take it away"
+            where = shown(error.filename or at)
+            raise PlaceError("a link or file stands where a folder was", where=where, hint=hint) from None
+
+
+def _do(store: Store, folders: Folders, plan: Plan, acts: list[Act], say: Callable[[int, int], None] | None) -> None:
+    """Take away, deepest first; then folders, from the top; then files; then the folders' times."""
+    gone = sorted((act for act in acts if act.row.kind == NOTHING), key=lambda act: act.row.path, reverse=True)
+    made = sorted((act for act in acts if act.row.kind == FOLDER), key=lambda act: act.row.path)
+    put = sorted((act for act in acts if act.row.kind in (FILE, LINK, FIFO)), key=_order)
+    for act in gone:
+        _take_away(folders, act.row.path)
+    for path in sorted((path for step in plan.steps for path in step.prune), reverse=True):
+        place.remove_empty(folders, path)
+    for act in made:
+        _clear_for(folders, act.row)
+        place.put_folder(folders, act.row)
+    total, done = sum(act.row.size for act in put), 0
+    for act in put:
+        _put(store, folders, act)
+        done += act.row.size
+        if say is not None:
+            say(done, total)
+    for act in reversed(made):
+        place.set_time(folders, act.row)
+    for folder in sorted({os.path.dirname(act.row.path) for act in acts}):
+        place.sync(folders, folder)
+
+
+def _order(act: Act) -> tuple[bool, str]:
+    """Start-up code and pyvenv.cfg first: what runs in every process of the environment."""
+    name = act.row.path.rpartition("/")[2]
+    early = name in ("pyvenv.cfg", "sitecustomize.py", "usercustomize.py") or name.endswith((".pth", ".start"))
+    return not early, act.row.path
+
+
+def _take_away(folders: Folders, path: str) -> None:
+    """A folder only goes when it is empty: what came into it meanwhile is nobody's to throw away."""
+    if place.look(folders, path)[0].kind == FOLDER:
+        place.remove_empty(folders, path)
+    else:
+        place.remove(folders, path)
+
+
+def _clear_for(folders: Folders, row: Row) -> None:
+    there = place.look(folders, row.path)[0].kind
+    if there != NOTHING and (there == FOLDER) != (row.kind == FOLDER):
+        place.remove(folders, row.path)
+        folders.forget(row.path)
+
+
+def _put(store: Store, folders: Folders, act: Act) -> None:
+    _clear_for(folders, act.row)
+    try:
+        if act.row.kind == FILE:
+            place.write(folders, act.row, _pieces(store, act))
+        else:
+            place.put_other(folders, act.row)
+    except OSError as error:
+        hint = "lockd restore --apply goes on where it stopped; --undo takes it back"
+        raise PlaceError(f"could not be put back: {error.strerror}", where=shown(act.row.path), hint=hint) from error
+
+
+def _pieces(store: Store, act: Act) -> Iterator[bytes]:
+    if not act.staged:
+        yield from objects.pieces(store, act.row.content)
+        return
+    with open(act.staged, "rb") as file:
+        yield from iter(lambda: file.read(1 << 20), b"")
+
+
+def _log(store: Store, plan: Plan, who: Origin, kind: str, paths: int) -> None:
+    from lockd.store import Event
+
+    facts = [step.fact for step in plan.steps]
+    some = ", ".join(facts[:12]) + (f" and {len(facts) - 12} more" if len(facts) > 12 else "")
+    what = f"as at generation {plan.generation}" if kind == "restore" else "the last restore was taken back"
+    message = f"{what}: {some} ({paths} paths)"
+    fact = facts[0] if len(facts) == 1 else None
+    store.append(Event(stamp(), "restore", message, fact, who.data(), generation=plan.generation))
+
+
+# -- journals
+
+
+def folder_of(state: State) -> str:
+    return os.path.join(state.folder, "restores")
+
+
+def journals(state: State) -> list[Journal]:
+    """Every restore of this state, oldest first."""
+    try:
+        files = sorted(name for name in os.listdir(folder_of(state)) if name.endswith(".json"))
+    except FileNotFoundError:
+        return []
+    return [_read(os.path.join(folder_of(state), name)) for name in files]
+
+
+def unfinished(state: State) -> Journal | None:
+    """The restore that was killed, if the last one was."""
+    last = next(reversed(journals(state)), None)
+    return last if last is not None and last.status == BEGUN else None
+
+
+def rows_of(store: Store, journal: Journal) -> list[Row]:
+    """What was there before a restore."""
+    return keep.unpack(objects.whole(store, journal.rows))
+
+
+def undo_plan(state: State, store: Store, disk: Disk) -> tuple[Journal, Plan]:
+    """The last restore that was not taken back, and the way to what was there before it."""
+    last = next(
+        (one for one in reversed(journals(state)) if one.kind == "restore" and one.status in (BEGUN, DONE)), None
+    )
+    if last is None:
+        raise RefusedError("there is no restore to take back", where=state.folder, hint="lockd log --kind restore")
+    source = f"kept before the restore of {last.at}"
+    acts = tuple(pending(rows_of(store, last), disk, source, strict=True))
+    return last, Plan(last.generation, (Step(", ".join(last.facts), "as before the restore", acts),) if acts else ())
+
+
+def forget(state: State, journal: Journal) -> None:
+    """A restore can't be taken back any more."""
+    os.unlink(os.path.join(folder_of(state), f"{journal.number:06d}.json"))
+
+
+def undone(state: State, journal: Journal) -> None:
+    """Remember that a restore was taken back."""
+    _write(state, replace(journal, status=UNDONE))
+
+
+def _finish_other(state: State, before: Journal | None) -> None:
+    if before is not None:
+        _write(state, replace(before, status=CONTINUED))
+
+
+def _clear(store: Store, folders: Folders, journal: Journal) -> None:
+    """Take away the half-written files of a killed restore."""
+    for row in rows_of(store, journal):
+        folder, name = os.path.split(row.path)
+        place.remove(folders, f"{folder}/{place.aside_name(name)}")
+
+
+def _write(state: State, journal: Journal) -> None:
+    os.makedirs(folder_of(state), mode=0o700, exist_ok=True)
+    atomic.write(os.path.join(folder_of(state), f"{journal.number:06d}.json"), journal.text(), mode=0o600)
+
+
+def _read(path: str) -> Journal:
+    with open(path, "rb") as file:
+        values: dict[str, Any] = json.loads(file.read())
+    return Journal(**{**values, "facts": tuple(values["facts"])})
