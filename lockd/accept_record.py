@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockd import atomic, lock
+from lockd import atomic, keep, lock
 from lockd.errors import LockdError, LookError, RefusedError
 from lockd.store_file import StoreError
 
 if TYPE_CHECKING:
     from lockd.accept import Plan
+    from lockd.keep import Kept
     from lockd.lock import Lock
     from lockd.origin import Origin
     from lockd.probes import Manifest
@@ -65,7 +66,13 @@ def _locked(descriptor: int) -> bool:
 
 
 def record(
-    policy: Policy, store: Store, plan: Plan, seen: str, manifests: Mapping[str, Manifest], origin: Origin
+    policy: Policy,
+    store: Store,
+    plan: Plan,
+    seen: str,
+    manifests: Mapping[str, Manifest],
+    origin: Origin,
+    kept: Kept | None = None,
 ) -> Lock:
     """Make the plan the known-good, inside `alone`. `seen`: the fingerprint of the lock when the plan was made.
 
@@ -80,7 +87,12 @@ def record(
     new = replace(plan.lock, digest=lock.digest_of(data) or "")
     # 1. the store knows the generation, pending
     store.settle(plan.before, now or b"")
-    store.prepare(new, data, manifests, origin.data())
+    with store.transaction():
+        store.prepare(new, data, manifests, origin.data())
+        if kept is not None:
+            keep.attach(store, new, kept)
+    if kept is not None:
+        kept.keeping.keep()
     # 2. the lock: aside, fsync, rename. This is the moment.
     _put(path, data, policy)
     # 3. the store learns that it happened

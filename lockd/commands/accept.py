@@ -207,7 +207,8 @@ def _ask(question: str) -> bool:
 
 
 def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, who: Origin) -> int:
-    from lockd import accept_record, cli
+    from lockd import accept_record, cli, keep
+    from lockd.objects import Keeping
 
     state = scene.state
     assert state is not None  # _open saw to it
@@ -215,7 +216,9 @@ def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, 
         manifests = {name: rows for name, rows in report.sight.manifests().items() if name in plan.lock.facts}
         with _store(state) as opened:
             state.accept_digest(scene.policy.digest)
-            new = accept_record.record(scene.policy, opened, plan, scene.seen, manifests, who)
+            with Keeping(opened) as keeping:
+                kept = keep.gather(keeping, opened, report.sight, plan.lock, plan.chosen, plan.before)
+                new = accept_record.record(scene.policy, opened, plan, scene.seen, manifests, who, kept)
             again = _look_again(scene, new, opened)
     _result(args, scene, new, plan, recorded=True)
     return _self_test(again, plan)
