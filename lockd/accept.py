@@ -67,6 +67,11 @@ class Plan:
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
 
+    @property
+    def carried(self) -> frozenset[str]:
+        """Facts that stay as the lock before has them."""
+        return frozenset(self.lock.facts) - self.chosen
+
 
 def plan(report: Report, wish: Wish, stamp: Stamp) -> Plan:
     """The new generation, or RefusedError, LookError, UsageError."""

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 
 from lockd import atomic, keep, lock
 from lockd.errors import LockdError, LookError, RefusedError
+from lockd.facts import Fact
 from lockd.store_file import StoreError
 
 if TYPE_CHECKING:
     from lockd.accept import Plan
     from lockd.keep import Kept
     from lockd.lock import Lock
+    from lockd.look import Sight
     from lockd.origin import Origin
     from lockd.probes import Manifest
     from lockd.rules import Policy
@@ -65,6 +67,21 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
+def manifests_of(plan: Plan, sight: Sight) -> dict[str, Manifest]:
+    """The files behind the facts that this look gave the lock; behind those that stay as they were, the store has them.
+
+    A fact that stays, and is found just so, counts as given: its lock may have come from elsewhere, without files.
+    """
+    found, locked = sight.facts, plan.lock.facts
+
+    def fresh(name: str) -> bool:
+        there, stays = found.get(name), locked[name]
+        same = isinstance(there, Fact) and isinstance(stays, Fact) and there.attributes == stays.attributes
+        return name in plan.chosen or same
+
+    return {name: rows for name, rows in sight.manifests().items() if name in locked and fresh(name)}
+
+
 def record(
     policy: Policy,
     store: Store,
@@ -88,7 +105,7 @@ def record(
     # 1. the store knows the generation, pending
     store.settle(plan.before, now or b"")
     with store.transaction():
-        store.prepare(new, data, manifests, origin.data())
+        store.prepare(new, data, manifests, origin.data(), plan.carried)
         if kept is not None:
             keep.attach(store, new, kept)
     if kept is not None:

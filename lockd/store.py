@@ -119,7 +119,7 @@ class Store:
         origin: Mapping[str, Any],
         carried: Iterable[str] = (),
     ) -> None:
-        """Put a generation on disk, pending. carried: facts that keep the files and entries of the generation before."""
+        """Put a generation on disk, pending. carried: facts with the files and entries of the generation before."""
         with self.transaction():
             self.change("DELETE FROM generations WHERE digest = ?", lock.digest)
             generation = self._generation(lock, text, origin, pending=True)

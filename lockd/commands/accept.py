@@ -158,7 +158,7 @@ def _look(args: argparse.Namespace, scene: Scene, commands: bool) -> Report:
     from lockd.progress import Progress
 
     with Progress("lockd accept") as progress:
-        return check(
+        report = check(
             scene.policy,
             state=scene.state,
             lock=scene.before,
@@ -166,6 +166,19 @@ def _look(args: argparse.Namespace, scene: Scene, commands: bool) -> Report:
             commands=commands,
             progress=progress,
         )
+    if not args.dry_run:
+        _remember(scene, report)
+    return report
+
+
+def _remember(scene: Scene, report: Report) -> None:
+    """What this look found to have drifted or healed belongs in the timeline, before what is accepted of it."""
+    from lockd import cli, history
+
+    try:
+        history.record(scene.state, report)
+    except OSError as error:
+        cli.warn(f"the history could not be written: {error.strerror}")
 
 
 def _plan(args: argparse.Namespace, scene: Scene, report: Report, who: Origin) -> Plan:
@@ -213,7 +226,7 @@ def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, 
     state = scene.state
     assert state is not None  # _open saw to it
     with accept_record.alone(state, cli.warn):
-        manifests = {name: rows for name, rows in report.sight.manifests().items() if name in plan.lock.facts}
+        manifests = accept_record.manifests_of(plan, report.sight)
         with _store(state) as opened:
             state.accept_digest(scene.policy.digest)
             with Keeping(opened) as keeping:
