@@ -42,7 +42,7 @@ class Report:
     environment: as verify shows it, grow sets restricted to the lock and packages that a rule lets come left out;
     environment_full: with every found entry. launch: None where the look had no launch. elapsed: seconds.
     unclaimed: names of locked facts that no rule of this policy claims. recorded: changes that are noted and no
-    finding. override: what covers a verdict of `block` for now.
+    finding. override: what covers a verdict of `block` for now. by_daemon: it looked, in memory, after its last event.
     """
 
     policy: Policy
@@ -60,6 +60,7 @@ class Report:
     not_looked: tuple[str, ...]
     unclaimed: tuple[str, ...] = ()
     override: Override | None = None
+    by_daemon: bool = False
 
 
 def check(
@@ -105,6 +106,12 @@ def judged_sight(
         differences = explain(differences, sight, state, lock)
     # 2. judge
     judged = judge(policy, differences, sight.claimed, edited=lock is not None and lock.policy_digest != policy.digest)
+    findings, recorded = judged.findings, judged.recorded
+    if held.expected is not None and policy.cache and (findings or recorded):
+        from lockd import consequences
+
+        findings = consequences.added(policy, findings, held.expected, held.found)
+        recorded = consequences.added(policy, recorded, held.expected, held.found)
     verdict: Verdict = "unknown" if lock is None and judged.verdict != "block" else judged.verdict
     return Report(
         policy=policy,
@@ -112,8 +119,8 @@ def judged_sight(
         sight=sight,
         differences=differences,
         verdict=verdict,
-        findings=judged.findings,
-        recorded=judged.recorded,
+        findings=findings,
+        recorded=recorded,
         environment=environment(policy, sight, held.expected, held.found),
         environment_full=environment(policy, sight, None, sight.facts),
         launch=launch_id(sight.facts.values()) if launch is not None else None,
@@ -121,7 +128,7 @@ def judged_sight(
         elapsed=time.monotonic() - started,
         not_looked=sight.not_looked,
         unclaimed=held.unclaimed,
-        override=_override(state, verdict, judged.findings),
+        override=_override(state, verdict, findings),
     )
 
 
@@ -162,6 +169,7 @@ def see(
         memo=memo or _memo(folder),
         secret_key=_secret_key(policy, state),
         only=only,
+        hooks=_hooks(policy, state),
     )
     sight = look_at(look)
     if folder is not None:
@@ -211,6 +219,14 @@ def _secret_key(policy: Policy, state: State | None) -> bytes | None:
     from lockd import secrets
 
     return secrets.key(os.path.join(state.folder, "secret.key"))
+
+
+def _hooks(policy: Policy, state: State | None) -> Mapping[str, str]:
+    if state is None or not policy.python:
+        return {}
+    from lockd.probes.python import hook
+
+    return hook.recorded(state.folder)
 
 
 def _memo(folder: str | None) -> Memo:

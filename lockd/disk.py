@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from lockd.entries import Entries, Entry, Finder, entry_of
 from lockd.globs import matches
 from lockd.hashing import Hashed, Identity, Progress
 from lockd.plain import dataclass, field
-from lockd.statcache import Page, Record, load, packed, prune, read_packed, store, unpacked, write_packed
+from lockd.statcache import NO_DIGEST, Page, Record, load, packed, prune, read_packed, store, unpacked, write_packed
 from lockd.walk import Excluded, folders_of, refresh, row_of
 
 __all__ = ["Disk", "Entry", "Progress", "Tree", "Trouble"]
@@ -87,6 +87,10 @@ class _Found:
     def is_file(self) -> bool:
         """Did this look see a regular file?"""
         return stat.S_ISREG(next(unpacked(self.row()))[0])
+
+    def is_of(self, status: os.stat_result) -> bool:
+        """Is this what a stat of it gives now?"""
+        return self.is_at(hashing.identity_of(status))
 
     def is_at(self, identity: Identity) -> bool:
         """Is this identity the one that this look saw?"""
@@ -295,6 +299,47 @@ class Disk:
             return Trouble(path, found)
         self._remember(path, found[1], self._find(path))
         return found[0]
+
+    # for whoever reads every byte behind the looks
+
+    def folders(self) -> list[str]:
+        """Every folder that the last look saw, sorted, each once."""
+        found = {f"{held.place}/{name}".rstrip("/") for held in self._held.values() for name in held.record.folders}
+        return sorted(found.union(map(os.path.dirname, self._loose_files().known)))
+
+    def hashed_in(self, folder: str) -> list[tuple[str, Callable[[os.stat_result], bool], bytes]]:
+        """(path, "is this still the row that was seen?", trusted digest) of the files directly in one folder."""
+        listed: dict[str, tuple[str, Callable[[os.stat_result], bool], bytes]] = {}
+        for held in self._held.values():
+            if folder != held.place and not folder.startswith(f"{held.place}/"):
+                continue
+            for page in held.record.folders.get(folder[len(held.place) + 1 :], ()) if held.finder else ():
+                for index, name in enumerate(page.listed() if page.digests else ()):
+                    digest, path = page.digest(index), f"{folder}/{name}"
+                    if digest:
+                        found = _Found(held, path[len(held.place) + 1 :], page, index)
+                        listed[path] = (path, found.is_of, digest)
+        for path, (lasting, digest) in self._loose_files().known.items():
+            if os.path.dirname(path) == folder and path not in listed:
+                listed[path] = (path, self._is_loose(path, lasting), digest)
+        return list(listed.values())
+
+    def _is_loose(self, path: str, lasting: tuple[int, ...]) -> Callable[[os.stat_result], bool]:
+        return lambda status: self._lasting(path, hashing.identity_of(status)) == lasting
+
+    def disprove(self, path: str, digest: bytes) -> None:
+        """Other bytes than the trusted ones were read under the same row: never trust that digest again."""
+        self._loose_files().known.pop(path, None)
+        for held in self._held.values():
+            if held.finder is None or not path.startswith(f"{held.place}/"):
+                continue
+            relative = path[len(held.place) + 1 :]
+            place = held.finder.find(relative)
+            if place is not None:
+                place[0].keep(place[1], NO_DIGEST)
+                held.record.untrusted[relative] = held.record.salted[relative] = digest
+                held.record.dirty = True
+                held.record.touch()
 
     def save(self) -> Trouble | None:
         """Write what changed in the cache.

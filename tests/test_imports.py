@@ -31,6 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "entries",
         "disk",
         "trust",
+        "torchkeys",
     ),
     ("look", "memo", "probes", "processes", "conditions", "supervise"),
     (
@@ -52,7 +53,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "hints",
         "watch",
     ),
-    ("held", "explain", "check", "history", "overrides", "session"),
+    ("held", "explain", "check", "history", "overrides", "session", "consequences"),
     (
         "accept",
         "accept_record",
@@ -60,6 +61,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "init",
         "report",
         "protocol",
+        "client",
+        "running",
         "restore",
         "runs",
         "spool",
@@ -74,8 +77,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "doctor",
     ),
     ("gates",),
-    ("daemon",),
-    ("commands", "cli", "arguments", "parser", "progress", "log"),
+    ("daemon", "log", "service"),
+    ("commands", "cli", "arguments", "parser", "progress"),
     ("__main__",),
 )
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}

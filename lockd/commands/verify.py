@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lockd.session import Session
     from lockd.state import State
 
+_NO_LOCK = "no known-good yet: lockd accept -m WHY records one, once this state is known to be good"
 SWITCHES = ("--full", "--strict", "--all", "--trust-unmapped")
 
 
@@ -24,6 +25,35 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    answer = None if args.full or args.debug else _of_daemon(args)
+    return _direct(args) if answer is None else answer
+
+
+def _of_daemon(args: argparse.Namespace) -> int | None:
+    """The exit code, where a live daemon of this policy answered; it looks in memory, after its last event."""
+    import sys
+
+    from lockd import cli, client
+    from lockd.report.text import wants_colour
+    from lockd.session import find_policy, this_launch
+
+    path = find_policy(args)
+    if not client.there(path):
+        return None
+    how = {"commands": True, "every": args.all, "strict": args.strict, "json": args.json}
+    request = client.question(
+        path, this_launch(), trust_unmapped=args.trust_unmapped, colour=wants_colour(sys.stdout), **how
+    )
+    answer = client.ask(path, request)
+    if answer is None:
+        return None
+    if args.json and not answer["locked"]:
+        cli.warn(_NO_LOCK)
+    cli.emit(answer["text"])
+    return int(answer["exit"])
+
+
+def _direct(args: argparse.Namespace) -> int:
     from lockd import cli
     from lockd.check import check
     from lockd.progress import Progress
@@ -62,7 +92,7 @@ def _print(report: Report, verdict: str, args: argparse.Namespace) -> None:
         from lockd.report import json
 
         if report.lock is None:
-            cli.warn("no known-good yet: lockd accept -m WHY records one, once this state is known to be good")
+            cli.warn(_NO_LOCK)
 
         cli.emit(json.dumps(json.verify(report, verdict, every=args.all)))
     else:

@@ -39,6 +39,7 @@ def verify(report: Report, verdict: str, *, every: bool = False) -> dict[str, An
         "environment": report.environment,
         "launch": report.launch,
         "look": report.look,
+        **({"daemon": True} if report.by_daemon else {}),
         "policy": {"name": report.policy.name, "path": report.policy.path, "digest": report.policy.digest},
         "lock": None if report.lock is None else _lock(report.lock),
         "findings": [finding(one) for one in findings],

@@ -94,7 +94,8 @@ def _first_line(report: Report, verdict: str, colour: bool) -> str:
         lock = report.lock
         parts.append(f"generation {lock.generation} of {lock.accepted_at} by {safe(lock.by)}")
     parts.append(report.environment)
-    parts.append(f"{_many(len(report.sight.facts), 'fact')}, {report.look} look, {report.elapsed:.2f} s")
+    by = " by the daemon" if report.by_daemon else ""
+    parts.append(f"{_many(len(report.sight.facts), 'fact')}, {report.look} look{by}, {report.elapsed:.2f} s")
     return f"{head}: {' · '.join(parts)}"
 
 
@@ -143,7 +144,9 @@ def _brought(brought: list[Finding]) -> str:
 def _observed(one: Finding) -> str:
     """`since 2026-11-30T21:15:40Z, by uv pip install … (root, ssh)`, as far as it was seen."""
     parts = [f"since {one.since}"] if one.since else []
-    if one.by:
+    if one.by and one.by.get("confidence") == "not observed":
+        parts.append(f"by whom was not observed ({one.by.get('reason', 'no reason told')})")
+    elif one.by:
         command = one.by.get("cmdline") or [one.by.get("exe", "?")]
         told = ", ".join(str(one.by[name]) for name in ("user", "origin") if one.by.get(name))
         parts.append(f"by {' '.join(map(str, command))}" + (f" ({told})" if told else ""))

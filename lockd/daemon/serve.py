@@ -1,0 +1,209 @@
+"""`lockd daemon`: the process from start to stop: signals, the socket, the watchdog, who is answered what.
+
+Always holds: ready is said after the first whole look; the watchdog is petted only while every worker makes progress; a
+worker that died ends the process, for the manager to start it anew; SIGTERM ends it in under two seconds; SIGHUP reads
+policy and lock again.
+Never: looks or judges.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lockd import __version__, log, policy, state
+from lockd.clock import stamp
+from lockd.daemon import notify, place
+from lockd.daemon import status as statuses
+from lockd.daemon.decide import Decider, Question
+from lockd.daemon.reader import Reader
+from lockd.daemon.rounds import Rounds
+from lockd.daemon.scribe import Scribe
+from lockd.daemon.server import Client, Server
+from lockd.daemon.subject import Subject
+from lockd.errors import LockdError, LookError
+from lockd.look import Launch
+from lockd.protocol import Identity
+from lockd.store import Event
+
+if TYPE_CHECKING:
+    from lockd.check import Report
+    from lockd.state import State
+
+STUCK = 60.0  # seconds without a step after which the deciding thread is taken to hang
+_ENDING = 0.8  # seconds that each worker has to end
+_DESCRIPTORS = 16_384
+
+
+def run(path: str, *, trust_unmapped: bool = False) -> int:
+    """Serve one policy until told to stop. Raises what is wrong with it, or that another daemon serves it."""
+    log.configure()
+    opened = state.open(path, create=True)
+    subject = Subject(path, opened, trust_unmapped=trust_unmapped)
+    # a policy that is bad from the start is told and ends it; one that goes bad later leaves the last good one
+    subject.policy = policy.load(path, trust_unmapped=trust_unmapped)
+    _more_descriptors()
+    held = place.take(path)
+    passed = notify.listeners()
+    try:
+        listeners = passed or [held.listen(subject.policy)]
+        return Daemon(subject, opened, held, listeners).serve()
+    finally:
+        held.close(unlink=not passed)
+
+
+class Daemon:
+    """One policy's daemon: its threads and its socket."""
+
+    def __init__(self, subject: Subject, opened: State | None, held: place.Place, listeners: list[Any]) -> None:
+        self.subject, self.place = subject, held
+        self.started = time.time()
+        self.scribe = Scribe(opened, log.say)
+        self.decider = Decider(subject, self.scribe, held.cookies, log.say)
+        self.reader = Reader(self.decider, opened, log.say)
+        self.rounds = Rounds(self.decider, self.scribe, log.say)
+        self.server = Server(listeners, self._handle, self._waiting_for)
+        self._stopping = self._hangup = self._ready = False
+        self._beat, self._beat_at = -1, time.monotonic()
+
+    # -- life
+
+    def serve(self) -> int:
+        """Until SIGTERM or SIGINT. 0, or 3 where a worker died."""
+        self._signals()
+        workers: list[threading.Thread] = [self.scribe, self.decider, self.reader, self.rounds]
+        for worker in workers:
+            worker.start()
+        log.say("started", policy=self.subject.path, version=__version__, pid=os.getpid())
+        self.scribe.event(Event(stamp(), "daemon", f"started: lockd {__version__}, pid {os.getpid()}"))
+        died = ""
+        petted, interval = 0.0, notify.watchdog_interval()
+        while not self._stopping and not died:
+            self.server.turn(0.1 if not self._ready else min(1.0, interval or 1.0))
+            self._follow()
+            if interval is not None and self.moving() and time.monotonic() - petted >= interval / 2:
+                petted = time.monotonic()
+                notify.notify("WATCHDOG=1")
+            died = ", ".join(worker.name for worker in workers if not worker.is_alive())
+        return self._end(died)
+
+    def _follow(self) -> None:
+        """What the signals and the workers ask of the main thread."""
+        if self._hangup:
+            self._hangup = False
+            notify.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            self.decider.reload()
+            notify.notify("READY=1")
+        if not self._ready and self.decider.ready.is_set():
+            self._ready = True
+            notify.notify("READY=1", f"STATUS={self.decider.standing.verdict}")
+
+    def _end(self, died: str) -> int:
+        notify.notify("STOPPING=1")
+        self.reader.stop()
+        self.rounds.stop()
+        self.decider.stop()
+        self.decider.join(_ENDING)
+        self.scribe.event(Event(stamp(), "daemon", f"stopped: {died} died" if died else "stopped"))
+        log.say("failed" if died else "stopped", policy=self.subject.path, error=died)
+        self.scribe.stop(_ENDING)
+        self.server.close()
+        return LookError.code if died else 0
+
+    def _signals(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGINT, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_hangup)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def _on_stop(self, *_: object) -> None:
+        self._stopping = True
+        self.server.ring()
+
+    def _on_hangup(self, *_: object) -> None:
+        self._hangup = True
+        self.server.ring()
+
+    def moving(self) -> bool:
+        """Does every worker make progress? The deciding thread waits, or moved within STUCK seconds."""
+        now = time.monotonic()
+        if not self.decider.busy or self.decider.beat != self._beat:
+            self._beat, self._beat_at = self.decider.beat, now
+        return self.decider.is_alive() and now - self._beat_at < STUCK
+
+    def _waiting_for(self) -> str | None:
+        return (self.decider.busy or "looking") if self.moving() else None
+
+    # -- answers
+
+    def _handle(self, client: Client, request: Mapping[str, Any]) -> None:
+        asked = request.get("ask")
+        try:
+            if asked == "standing":
+                self.server.post(client, {"answer": statuses.standing(self)})
+            elif asked == "status":
+                self.decider.ask(Question(lambda *_: self.server.post(client, {"answer": statuses.document(self)})))
+            elif asked == "verify":
+                self._verify(client, request)
+            else:
+                self._refuse(client, LookError(f"there is nothing like {asked!r} to ask"))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            log.say("socket_odd", error=f"{type(error).__name__}: {error}", peer=client.peer._asdict())
+            self._refuse(client, LookError("that is no request of this protocol"))
+
+    def _verify(self, client: Client, request: Mapping[str, Any]) -> None:
+        told = request["launch"]
+        launch = Launch(
+            {str(name): str(value) for name, value in told["environ"].items()},
+            str(told["cwd"]),
+            tuple(map(str, told["argv"])),
+            str(told["source"]),
+        )
+
+        def answer(report: Report | None, problem: LockdError | None) -> None:
+            if report is None:
+                self._refuse(client, problem or LookError("nothing was looked at yet"))
+            else:
+                self.server.post(client, {"answer": statuses.verified(report, request)})
+
+        check = lambda: self._differs(request)  # noqa: E731
+        self.decider.ask(Question(answer, launch, bool(request.get("commands")), check))
+
+    def _differs(self, request: Mapping[str, Any]) -> LockdError | None:
+        """Why this daemon is not the one to answer that client."""
+        subject = self.subject
+        folder = None if subject.state is None else subject.state.folder
+        here = {
+            "version": __version__,
+            "policy": _plain(subject.policy_identity),
+            "lock": _plain(subject.lock_identity),
+            "trust_unmapped": subject.trust_unmapped,
+        }
+        if folder is not None and request.get("state") is not None:
+            here["state"] = folder
+        if subject.trouble:
+            return LookError(subject.trouble)
+        wrong = [name for name, value in here.items() if request.get(name) != value]
+        return LookError(f"the client's {', '.join(wrong)} is not the daemon's") if wrong else None
+
+    def _refuse(self, client: Client, problem: LockdError) -> None:
+        told = {"what": problem.what, "where": problem.where, "hint": problem.hint}
+        last_good = self.subject.policy.on_unknown if self.subject.policy else "block"
+        self.server.post(client, {"error": told, "direct": True, "on_unknown": last_good})
+
+
+def _plain(known: Identity | None) -> list[int] | None:
+    return None if known is None else list(known)
+
+
+def _more_descriptors() -> None:
+    """Hundreds of clients at once: as many descriptors as may be had."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

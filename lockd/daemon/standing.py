@@ -1,0 +1,112 @@
+"""Since when and by whom: the findings that stand, each with the hints that explain it.
+
+Always holds: a finding keeps its `since` and `by` as long as the same thing differs in the same way; a new one gets the
+time of its first hint and the process known best; what was found by looking alone says so.
+Never: guesses a writer from another path's hints while the finding's own paths had some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lockd.clock import stamp
+from lockd.facts import LAUNCH_KINDS
+from lockd.history import key_of
+from lockd.plain import replace
+from lockd.probes import probe
+from lockd.watch.hints import LOSSES, NO_PROCESS, Hint, writer
+
+if TYPE_CHECKING:
+    from lockd.check import Report
+    from lockd.findings import Finding
+    from lockd.look import Sight
+
+Manifests = Callable[[], Mapping[str, Mapping[str, str]]]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is remembered of one finding. key: `history.key_of`. by: as JSON; None where nothing was observed."""
+
+    key: str
+    since: str
+    by: Mapping[str, Any] | None = None
+
+
+Marks = Mapping[str, Mark]
+
+
+def mark(report: Report, before: Marks, hints: Iterable[Hint], manifests: Manifests) -> Marks:
+    """The marks of a report's findings. hints: those since the last look. manifests: of the last look."""
+    listed, now = tuple(hints), stamp()
+    marks: dict[str, Mark] = {}
+    for finding in (*report.findings, *report.recorded):
+        if finding.fact.partition(":")[0] in LAUNCH_KINDS:
+            continue
+        key, old = key_of(finding), before.get(finding.fact)
+        if old is not None and old.key == key:
+            marks[finding.fact] = old
+        else:
+            marks[finding.fact] = _new(finding, key, old, _own(finding.fact, report.sight, listed, manifests), now)
+    return marks
+
+
+def _new(finding: Finding, key: str, old: Mark | None, hints: list[Hint], now: str) -> Mark:
+    """One that differs in another way than before stands since the first difference only if nothing is known of it."""
+    if not hints:
+        return Mark(key, now, old.by if old else NO_PROCESS.as_dict())
+    return Mark(key, stamp(min(hint.at for hint in hints)), writer(hints).as_dict())
+
+
+def _own(fact: str, sight: Sight, hints: tuple[Hint, ...], manifests: Manifests) -> list[Hint]:
+    """The hints about a fact's own paths; of a package its files, now or before; else all under its rule."""
+    section, rule = sight.claimed.get(fact, ("", None))
+    roots = tuple(path.rstrip("/") for path in probe(section).watched(rule)) if section else ()
+    subject = fact.partition(":")[2]
+    exact = [hint for hint in hints if hint.path == subject and hint.kind not in LOSSES]
+    if exact:
+        return exact
+    below = [
+        hint for hint in hints if hint.kind not in LOSSES and hint.path.startswith(tuple(f"{one}/" for one in roots))
+    ]
+    if fact.startswith("package:") and below:
+        names = {*sight.manifests().get(fact, ()), *manifests().get(fact, ())}
+        files = [hint for hint in below if _is_in(hint.path, names)]
+        return files or below
+    return below
+
+
+def _is_in(path: str, names: set[str]) -> bool:
+    """Is it one of the manifest's files, whose names are relative to a site folder?"""
+    parts = path.split("/")
+    return any("/".join(parts[start:]) in names for start in range(len(parts) - 1, 0, -1))
+
+
+def apply(report: Report, marks: Marks) -> Report:
+    """The report with `since` and `by` at the findings that are marked for the very same difference."""
+    return replace(
+        report,
+        findings=tuple(_applied(one, marks) for one in report.findings),
+        recorded=tuple(_applied(one, marks) for one in report.recorded),
+    )
+
+
+def _applied(finding: Finding, marks: Marks) -> Finding:
+    found = marks.get(finding.fact)
+    if found is None or found.key != key_of(finding):
+        return finding
+    return replace(finding, since=found.since, by=found.by)
+
+
+def keys(report: Report) -> tuple[Any, ...]:
+    """What the history tells apart: the generation, and each lasting finding with how it differs."""
+    lasting = (*report.findings, *report.recorded)
+    rows = {one.fact: key_of(one) for one in lasting if one.fact.partition(":")[0] not in LAUNCH_KINDS}
+    return (report.lock.digest if report.lock else None, tuple(sorted(rows.items())))
+
+
+def remembered(rows: Mapping[str, Mapping[str, str]], by: Mapping[str, Mapping[str, Any] | None]) -> Marks:
+    """Marks from what the history kept of the findings that stood when the last daemon or look ended."""
+    return {fact: Mark(row["key"], row["since"], by.get(fact)) for fact, row in rows.items()}

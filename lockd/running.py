@@ -1,0 +1,183 @@
+"""The training processes that run now: which of the policy's launches they are, and whether what they loaded still is
+what lies on disk.
+
+Always holds: a mapped file counts as replaced when its inode is gone from its path; a script when it changed after the
+process began. What may not be read (another user's) is said. Of a launcher and its ranks the outermost is told.
+Never: stops, traces or signals a process, or takes a name for an identity: pid and start time are.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lockd import globs, lineage
+from lockd.facts import shown
+from lockd.init.process import launched
+from lockd.plain import dataclass
+from lockd.secrets import mask_argv
+
+if TYPE_CHECKING:
+    from lockd.rules import Policy
+
+_SHOWN = 10  # replaced files that are named
+
+
+class Mapped(NamedTuple):
+    """A file as a process has it mapped."""
+
+    path: str
+    device: int
+    inode: int
+    deleted: bool
+
+
+@dataclass(frozen=True)
+class Running:
+    """One launch that runs. started: seconds since the epoch. trouble: why not more is known.
+
+    replaced: mapped files that are no longer those at their path. changed: the script was changed after the start.
+    """
+
+    pid: int
+    start: int
+    started: float
+    argv: tuple[str, ...]
+    script: str
+    uid: int
+    mapped: int = 0
+    replaced: tuple[str, ...] = ()
+    changed: bool = False
+    trouble: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """For `lockd status --json`."""
+        from lockd.clock import stamp
+
+        return {
+            "pid": self.pid,
+            "started": stamp(self.started),
+            "argv": list(self.argv),
+            "script": shown(self.script),
+            "uid": self.uid,
+            "mapped": self.mapped,
+            "replaced": [shown(path) for path in self.replaced],
+            "script_changed": self.changed,
+            "as_on_disk": None if self.trouble else not self.replaced and not self.changed,
+            "trouble": self.trouble,
+        }
+
+
+def launches(policy: Policy, *, loaded: bool = True) -> list[Running]:
+    """The policy's launches that run now. loaded: look at what they have mapped, too."""
+    found = {one.pid: one for one in _matching(policy)}
+    outermost = [one for one in found.values() if not any(row.pid in found for row in _above(one.pid))]
+    return [_with_loaded(one) if loaded else one for one in sorted(outermost, key=lambda one: one.pid)]
+
+
+def replaced(files: Iterator[Mapped] | list[Mapped]) -> list[str]:
+    """Of mapped files those whose path now names another file, or none."""
+    gone = []
+    for one in files:
+        try:
+            row = os.stat(one.path)
+        except OSError:
+            gone.append(one.path)
+            continue
+        if one.deleted or row.st_ino != one.inode:
+            gone.append(one.path)
+    return gone
+
+
+def parse_maps(text: str) -> list[Mapped]:
+    """The mapped files of /proc/PID/maps, once each; memory and devices left out."""
+    found: dict[Mapped, None] = {}
+    for line in text.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) < 6 or not fields[5].startswith("/") or fields[4] == "0":
+            continue
+        path = fields[5].removesuffix(" (deleted)")
+        if path.startswith(("/dev/", "/memfd:", "/SYSV", "/proc/", "/anon_hugepage")):
+            continue
+        major, _, minor = fields[3].partition(":")
+        device = os.makedev(int(major, 16), int(minor, 16))
+        found[Mapped(path, device, int(fields[4]), path != fields[5])] = None
+    return list(found)
+
+
+def _above(pid: int) -> Iterator[lineage.Row]:
+    return (row for row in lineage.ancestors(pid) if row.pid != pid)
+
+
+def _matching(policy: Policy) -> Iterator[Running]:
+    scripts = policy.launch.scripts
+    if not scripts and not policy.launch.modules:
+        return
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            one = _process(int(name), policy)
+            if one is not None:
+                yield one
+
+
+def _process(pid: int, policy: Policy) -> Running | None:
+    """The process as a launch of the policy; None if it is none, or ended."""
+    row = lineage.row(pid)
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            argv = tuple(os.fsdecode(word) for word in file.read(1 << 20).split(b"\0")[:-1])
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+    if row is None or not argv or row.state in "ZX":
+        return None
+    script, module = launched(argv, _cwd(pid))
+    if module and module in policy.launch.modules:
+        return Running(pid, row.start, _started(row.start), mask_argv(argv), module, uid)
+    if script and any(_is(script, pattern) for pattern in policy.launch.scripts):
+        return Running(pid, row.start, _started(row.start), mask_argv(argv), script, uid)
+    return None
+
+
+def _cwd(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return "/"
+
+
+def _is(script: str, pattern: str) -> bool:
+    if script == pattern or globs.matches((pattern.lstrip("/"),))(script.lstrip("/")):
+        return True
+    try:
+        return os.path.samefile(script, pattern)
+    except OSError:
+        return False
+
+
+def _started(ticks: int) -> float:
+    """Seconds since the epoch, from ticks since the boot; as exact as the clock was since then."""
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _with_loaded(one: Running) -> Running:
+    from lockd.plain import replace
+
+    try:
+        with open(f"/proc/{one.pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            files = parse_maps(file.read())
+        if os.readlink(f"/proc/{one.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
+            return replace(one, trouble="it runs in another mount namespace: its paths mean other files")
+    except OSError as error:
+        return replace(one, trouble=f"what it loaded can't be read: {error.strerror}")
+    gone = replaced(files)
+    return replace(one, mapped=len(files), replaced=tuple(gone[:_SHOWN]), changed=_changed(one))
+
+
+def _changed(one: Running) -> bool:
+    try:
+        return "/" in one.script and os.stat(one.script).st_ctime > one.started + 1
+    except OSError:
+        return True
