@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockd import check, names
+from lockd import check, consequences, names
 from lockd.errors import LookError, RefusedError, UsageError
 from lockd.facts import Fact, Facts, Unknown, launch_id
 from lockd.findings import Breach, Difference
@@ -84,7 +84,7 @@ def plan(report: Report, wish: Wish, stamp: Stamp) -> Plan:
     _check_known(report, chosen, whole=not wish.only)
     _check_plausible(report, chosen, whole=not wish.only)
     # 4. what the lock will hold, and whether the policy and the packages agree
-    facts = Facts(_merged(report, chosen, whole=not wish.only))
+    facts = _provided(report, Facts(_merged(report, chosen, whole=not wish.only)), chosen)
     _check_pins(report, facts, chosen if wish.only else frozenset((*chosen, *facts, *_pinned(report))))
     _check_modified(report, chosen, wish.allow_modified)
     # 5. the lock
@@ -134,6 +134,15 @@ def _merged(report: Report, chosen: frozenset[str], *, whole: bool) -> Iterator[
     for fact in report.lock.facts.known():
         if fact.name not in chosen and (not whole or _stays(report, fact)):
             yield fact
+
+
+def _provided(report: Report, facts: Facts, chosen: frozenset[str]) -> Facts:
+    """The compile caches among the chosen facts, with what they were filled under."""
+    if not report.policy.cache:
+        return facts
+    before: Mapping[str, Fact | Unknown] = report.lock.facts if report.lock is not None else {}
+    told = {one.name: one for one in consequences.provenance(report.policy, facts, before, report.environment)}
+    return Facts(told[name] if name in chosen and name in told else fact for name, fact in facts.items())
 
 
 def _lasting(fact: Fact) -> Fact:

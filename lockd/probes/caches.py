@@ -43,6 +43,11 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "half_written": "told: shared objects and GPU binaries that are not whole",
         "planted": "told: links, other owners, a folder that anybody may write in",
         "place": "told: the file system, or what clears the folder",
+        "torch_key": "told, in a lock: torch's key when it was accepted, under which it was filled",
+        "triton_key": "told, in a lock: sha256 of triton's key at that time",
+        "environment": "told, in a lock: the environment id at that time",
+        "driver": "told, in a lock: the GPU driver at that time",
+        "gpu": "told, in a lock: the GPUs at that time",
     }
 }
 

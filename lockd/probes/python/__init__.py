@@ -51,6 +51,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "modified_files": "told: some of their names",
         "links": "told: a changed file is hard-linked elsewhere",
         "root": "told: the folder that its paths are relative to",
+        "torch_key": "told: torch's own key over its sources, in the name of all that inductor compiles",
+        "triton_key": "told: sha256 of triton's own key, in the name of all that triton compiles",
     },
     "unowned": {
         "files": "number of files in site-packages that belong to no package",

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from lockd import torchkeys
 from lockd.disk import Trouble
 from lockd.facts import Fact, Unknown, Value, shown
 from lockd.probes.python import builds, contents, origins
@@ -57,6 +58,7 @@ def package_fact(package: Package, around: Surroundings) -> tuple[Fact | Unknown
         return Unknown("package", subject, f"{shown(first.path)}: {first.reason}"), {}
     attributes["state"] = "; ".join(sorted(set(state)))
     attributes["shared"] = around.shared.get(package.name, ())
+    told.update(_keys(package, around))
     kept = {name: value for name, value in attributes.items() if value not in ("", ())}
     assert not isinstance(manifest, Trouble)
     return Fact("package", subject, kept, told), manifest
@@ -192,6 +194,29 @@ def _presence(
     _tell_modified(sorted(missing), told)
     told["files"] = len(manifest)
     return manifest
+
+
+# -- keys of compile caches --------------------------------------------------------------------------------------------
+
+
+def _keys(package: Package, around: Surroundings) -> Iterator[tuple[str, str]]:
+    """Under which key this package files what it compiles: of torch and triton only, and only from read contents."""
+    known, main = around.contents, package.main
+    if known is None or main is None or package.name not in ("torch", *torchkeys.TRITON):
+        return
+    threaded = re.search(r"python\d\.\d+t/", f"{main.site}/") is not None
+    python = f"{around.version}t" if threaded else around.version
+    if package.name == "torch":
+        key = torchkeys.torch_key(main.site, python)
+        yield from (("torch_key", key),) if key else ()
+        return
+
+    def digest(path: str) -> str:
+        content = known.get(path)
+        return content.digest if isinstance(content, Content) and content.digest else torchkeys.sha256(path)
+
+    key = torchkeys.triton_key(main.site, python, digest)
+    yield from (("triton_key", hashlib.sha256(key.encode()).hexdigest()),) if key else ()
 
 
 # -- told --------------------------------------------------------------------------------------------------------------
