@@ -9,7 +9,7 @@ Never: decides a verdict, guesses an exit code, or waits for a process.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockd import lineage
@@ -207,16 +207,19 @@ def living(run: Run) -> bool | None:
     return True if True in states else None if None in states or not states else False
 
 
-def admitting(store: Store, pid: int) -> Run | None:
-    """The living admitted run that a process descends from, by its parents or those of its session's leader."""
+def admitting(store: Store, pid: int, *, itself: bool = False) -> Run | None:
+    """The living admitted run that a process descends from, by its parents or those of its session's leader.
+
+    itself: also the run that this very process is: `lockd run` became it, or it has started itself anew.
+    """
     candidates = [run for run in _select(store, "ended IS NULL") if run.body.get("admitted")]
     if not candidates:
         return None
     boot = lineage.boot()
-    above = list(lineage.ancestors(pid))
+    above = [row for row in lineage.ancestors(pid) if itself or row.pid != pid]
     for run in candidates:
         known = [one for one in run.body.get("processes", ()) if one.get("boot") == boot]
-        if any(lineage.same(one, row) and lineage.alive(one) for one in known for row in above if row.pid != pid):
+        if any(lineage.same(one, row) and lineage.alive(one) for one in known for row in above):
             return run
     return None
 
@@ -328,10 +331,19 @@ def _state(store: Store, report: Report) -> int:
 
     sight = report.sight
     lasting = Facts(fact for fact in sight.facts.values() if fact.kind not in LAUNCH_KINDS)
-    differing = {one.name for one in report.differences} if report.lock is not None else set()
-    manifests = sight.manifests() if differing else {}
-    moved = {name: manifests[name] for name in differing if name in manifests}
+    wanted = {one.name for one in report.differences} | set(_grown(report)) if report.lock is not None else set()
+    manifests = sight.manifests() if wanted else {}
+    moved = {name: manifests[name] for name in wanted if name in manifests}
     return history.keep_facts(store, lasting, report.environment_full, stamp(), moved)
+
+
+def _grown(report: Report) -> Iterator[str]:
+    """Growing sets with more entries than the lock holds: no drift, and still part of what the run started on."""
+    known: Mapping[str, Any] = report.lock.facts if report.lock is not None else {}
+    for fact in report.sight.facts.known():
+        locked = known.get(fact.name)
+        if fact.tokens is not None and isinstance(locked, Fact) and dict(locked.attributes) != dict(fact.attributes):
+            yield fact.name
 
 
 def _body(new: Begun) -> dict[str, Any]:

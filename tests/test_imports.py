@@ -57,6 +57,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "accept",
         "accept_record",
+        "accept_run",
         "gc",
         "init",
         "report",

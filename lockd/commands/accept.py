@@ -29,6 +29,7 @@ class Scene:
     seen: str
     launch: Launch
     notes: tuple[str, ...]
+    apart: frozenset[str] = frozenset()  # facts that the machine has otherwise than the run that is accepted
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     who = origin.current()
     commands = _commands_agreed(args, scene)
     report = _look(args, scene, commands)
+    scene, report = _of_run(args, scene, report)
     plan = _plan(args, scene, report, who)
     _show(args, scene, plan)
     if args.dry_run:
@@ -80,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
 def _check_usage(args: argparse.Namespace) -> None:
     from lockd.errors import UsageError
 
-    if args.source or (args.env_of or "").startswith("run:"):
-        raise UsageError(f"{args.source or args.env_of} is not recorded here", hint="`lockd runs` lists the runs")
+    if args.source and args.env_of:
+        raise UsageError("--from takes the variables of its run, too", where="--env-of", hint="leave one of them out")
     if args.dry_run:
         return
     if not (args.message or "").strip():
@@ -124,7 +126,7 @@ def _launch(env_of: str | None) -> Launch:
     from lockd.errors import UsageError
     from lockd.session import this_launch
 
-    if env_of is None:
+    if env_of is None or env_of.startswith("run:"):
         return this_launch()
     if not env_of.isdigit():
         raise UsageError(f"{env_of!r} is no process", where="--env-of", hint="a PID or run:N")
@@ -181,6 +183,26 @@ def _remember(scene: Scene, report: Report) -> None:
         cli.warn(f"the history could not be written: {error.strerror}")
 
 
+def _of_run(args: argparse.Namespace, scene: Scene, report: Report) -> tuple[Scene, Report]:
+    """With --from or --env-of run:N: the report as that run had it, and the names of what is otherwise now."""
+    from dataclasses import replace
+
+    from lockd import accept_run, runs
+    from lockd.errors import LookError
+
+    word = args.source or (args.env_of if (args.env_of or "").startswith("run:") else None)
+    if word is None:
+        return scene, report
+    opened = None if scene.state is None else scene.state.store()
+    if opened is None:
+        raise LookError(f"{word}: no run is recorded", where=scene.policy.path, hint="lockd run -- CMD records one")
+    with opened:
+        runs.settle(opened)
+        take = accept_run.started_on if args.source else accept_run.variables_of
+        taken = take(report, runs.resolve(opened, word), opened, scene.state, scene.launch)
+    return replace(scene, apart=accept_run.apart(report, taken)), taken
+
+
 def _plan(args: argparse.Namespace, scene: Scene, report: Report, who: Origin) -> Plan:
     from lockd import accept, clock
 
@@ -193,7 +215,7 @@ def _wish(args: argparse.Namespace) -> Wish:
 
     only = tuple(pattern for group in args.only for pattern in group)
     why = " ".join((args.message or "").split())
-    return Wish(why, only, args.expect, tuple(args.allow_modified), args.env_of is not None)
+    return Wish(why, only, args.expect, tuple(args.allow_modified), bool(args.env_of or args.source))
 
 
 def _next(scene: Scene) -> int:
@@ -234,7 +256,7 @@ def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, 
                 new = accept_record.record(scene.policy, opened, plan, scene.seen, manifests, who, kept)
             again = _look_again(scene, new, opened)
     _result(args, scene, new, plan, recorded=True)
-    return _self_test(again, plan)
+    return _self_test(again, plan, scene.apart)
 
 
 def _store(state: State) -> Store:
@@ -258,13 +280,17 @@ def _look_again(scene: Scene, new: Lock, store: Store) -> Report:
     return again
 
 
-def _self_test(again: Report, plan: Plan) -> int:
-    """What was just accepted must be what is there. If not, something changes it while lockd looks: unknown."""
+def _self_test(again: Report, plan: Plan, apart: frozenset[str]) -> int:
+    """What was just accepted must be what is there. If not, something changes it while lockd looks: unknown.
+
+    apart: what an accepted run had otherwise than the machine has now.
+    """
     from lockd.errors import OK, UNKNOWN
     from lockd.report.text import safe
     from lockd.verdict import word
 
-    wrong = [one for one in again.differences if one.name in plan.chosen and "lock" in one.against]
+    chosen = plan.chosen - apart
+    wrong = [one for one in again.differences if one.name in chosen and "lock" in one.against]
     for one in wrong[:12]:
         print(safe(f"lockd: differs from what was just recorded: {word(one)}"), file=sys.stderr)
     if wrong:
