@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockd import globs, lineage
@@ -51,9 +51,10 @@ class Running:
     replaced: tuple[str, ...] = ()
     changed: bool = False
     trouble: str = ""
+    files: tuple[str, ...] = ()
 
-    def document(self) -> dict[str, Any]:
-        """For `lockd status --json`."""
+    def document(self, differing: Iterable[str] = ()) -> dict[str, Any]:
+        """For `lockd status --json`. differing: facts about what it loaded that are not as locked."""
         from lockd.clock import stamp
 
         return {
@@ -66,6 +67,7 @@ class Running:
             "replaced": [shown(path) for path in self.replaced],
             "script_changed": self.changed,
             "as_on_disk": None if self.trouble else not self.replaced and not self.changed,
+            "differing": list(differing),
             "trouble": self.trouble,
         }
 
@@ -75,6 +77,20 @@ def launches(policy: Policy, *, loaded: bool = True) -> list[Running]:
     found = {one.pid: one for one in _matching(policy)}
     outermost = [one for one in found.values() if not any(row.pid in found for row in _above(one.pid))]
     return [_with_loaded(one) if loaded else one for one in sorted(outermost, key=lambda one: one.pid)]
+
+
+def differing(one: Running, policy: Policy, findings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The facts of findings that are about what this launch loaded: its script, mapped files, its environment."""
+    places = {rule.name: os.path.realpath(rule.path) + "/" for rule in policy.python}
+    real = [os.path.realpath(path) for path in one.files]
+    named = {shown(path) for path in (*one.files, *real)}
+    told = []
+    for finding in findings:
+        kind, _, subject = str(finding["fact"]).partition(":")
+        place = places.get(subject.partition("/")[0]) if kind in ("package", "python", "unowned") else f"{subject}/"
+        if subject in named or (place and any(path.startswith(place) for path in real)):
+            told.append(str(finding["fact"]))
+    return told
 
 
 def replaced(files: Iterator[Mapped] | list[Mapped]) -> list[str]:
@@ -172,8 +188,8 @@ def _with_loaded(one: Running) -> Running:
             return replace(one, trouble="it runs in another mount namespace: its paths mean other files")
     except OSError as error:
         return replace(one, trouble=f"what it loaded can't be read: {error.strerror}")
-    gone = replaced(files)
-    return replace(one, mapped=len(files), replaced=tuple(gone[:_SHOWN]), changed=_changed(one))
+    gone, paths = replaced(files), (one.script, *(file.path for file in files))
+    return replace(one, mapped=len(files), replaced=tuple(gone[:_SHOWN]), changed=_changed(one), files=paths)
 
 
 def _changed(one: Running) -> bool:

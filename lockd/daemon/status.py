@@ -46,8 +46,7 @@ def document(daemon: Daemon) -> dict[str, Any]:
     return {
         "schema": json.SCHEMA,
         **standing(daemon),
-        "policy": None if report is None else _policy(report),
-        "lock": None if report is None or report.lock is None else _lock(report),
+        **({"policy": None, "lock": None} if report is None else json.policy_and_lock(report)),
         "findings": [json.finding(one) for one in findings],
         "not_looked": [] if report is None else list(report.not_looked),
         "daemon": _self(daemon),
@@ -91,16 +90,6 @@ def resources() -> dict[str, Any]:
 def _rss() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
-
-
-def _policy(report: Report) -> dict[str, Any]:
-    policy = report.policy
-    return {"name": policy.name, "path": policy.path, "digest": policy.digest}
-
-
-def _lock(report: Report) -> dict[str, Any]:
-    names = ("generation", "accepted_at", "by", "why", "environment")
-    return {name: getattr(report.lock, name) for name in names}
 
 
 def _self(daemon: Daemon) -> dict[str, Any]:

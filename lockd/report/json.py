@@ -40,14 +40,21 @@ def verify(report: Report, verdict: str, *, every: bool = False) -> dict[str, An
         "launch": report.launch,
         "look": report.look,
         **({"daemon": True} if report.by_daemon else {}),
-        "policy": {"name": report.policy.name, "path": report.policy.path, "digest": report.policy.digest},
-        "lock": None if report.lock is None else _lock(report.lock),
+        **policy_and_lock(report),
         "findings": [finding(one) for one in findings],
         "recorded": len(report.recorded),
         "facts": len(report.sight.facts),
         "unclaimed": list(report.unclaimed),
         "not_looked": list(report.not_looked),
         "elapsed_s": round(report.elapsed, 4),
+    }
+
+
+def policy_and_lock(report: Report) -> dict[str, Any]:
+    """Which policy, and which lock it is held against."""
+    return {
+        "policy": {"name": report.policy.name, "path": report.policy.path, "digest": report.policy.digest},
+        "lock": None if report.lock is None else _lock(report.lock),
     }
 
 
