@@ -17,7 +17,7 @@ from lockd import objects, place
 from lockd.errors import LookError, RefusedError
 from lockd.facts import shown
 from lockd.objects import Keeping
-from lockd.place import FILE, Folders, Row
+from lockd.place import FILE, LINK, Folders, Row
 
 if TYPE_CHECKING:
     from lockd.lock import Lock
@@ -30,10 +30,14 @@ LONGEST_TEXT = 1 << 20  # bytes of a file that `text_of` gives
 
 
 class Wanted(NamedTuple):
-    """A path to keep. digest: the sha256 that the look saw; "": whatever it is, as long as it holds still."""
+    """A path to keep. digest: the sha256 that the look saw; "": whatever it is, as long as it holds still.
+
+    read_through: of a link to a file, keep what it leads to, as a file (an installer's cache may go away).
+    """
 
     path: str
     digest: str = ""
+    read_through: bool = False
 
 
 class Kept(NamedTuple):
@@ -58,7 +62,11 @@ def gather(
     """
     from lockd.keep_paths import wanted
 
-    facts = {} if before is None else {fact: one for fact, one in _kept(store, before) if fact not in chosen}
+    facts = (
+        {}
+        if before is None
+        else {fact: one for fact, one in _kept(store, before) if fact.partition("#")[0] not in chosen}
+    )
     done = 0
     with Folders() as folders:
         for fact, paths in wanted(sight, lock, chosen):
@@ -70,7 +78,7 @@ def gather(
                     say(done)
             facts[fact] = keeping.add_bytes(pack(rows))
     keeping.finish()
-    return Kept({fact: digest for fact, digest in facts.items() if fact in lock.facts}, keeping)
+    return Kept({fact: digest for fact, digest in facts.items() if fact.partition("#")[0] in lock.facts}, keeping)
 
 
 def attach(store: Store, lock: Lock, kept: Kept) -> None:
@@ -86,6 +94,9 @@ def keep_path(keeping: Keeping, folders: Folders, one: Wanted) -> Row:
     """Keep what is at a path; gives its row. RefusedError where it is not what was seen."""
     try:
         row, _ = place.look(folders, one.path)
+        if row.kind == LINK and one.read_through and os.path.isfile(one.path):
+            inner = keep_path(keeping, folders, Wanted(os.path.realpath(one.path), one.digest))
+            return inner._replace(path=one.path)
         if row.kind != FILE:
             if one.digest:
                 raise RefusedError("it went while it was being kept", where=shown(one.path), hint=_AGAIN)

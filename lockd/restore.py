@@ -19,12 +19,13 @@ from lockd import keep, names
 from lockd.disk import Disk
 from lockd.facts import Fact, Unknown
 from lockd.place import FILE, FOLDER, LINK, NOTHING, Row, resolved, row_of
-from lockd.plain import dataclass, replace
+from lockd.plain import dataclass, field, replace
 from lockd.probes.paths import find_root, unshown
 from lockd.verdict import worded
 
 if TYPE_CHECKING:
     from lockd.check import Report
+    from lockd.environments import Environment
     from lockd.findings import Difference, Finding
     from lockd.lock import Lock
     from lockd.store import Store
@@ -42,32 +43,33 @@ class Act:
 @dataclass(frozen=True)
 class Step:
     """One fact put back. prune: folders that go when they are empty afterwards. fetch: where its files will come from,
-    when that is only found out by the deed."""
+    when that is only found out by the deed. wanted: every path that shall be there, changed or not."""
 
     fact: str
     message: str
     acts: tuple[Act, ...]
     prune: tuple[str, ...] = ()
     fetch: str = ""
+    wanted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Said:
-    """A fact that is not put back: what is wanted, and what to do."""
+    """A fact that is not put back: what is wanted, and what to do. left: it was added, and is left alone."""
 
     fact: str
     message: str
     todo: str
+    left: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a restore would do. said: no source is known; left: added things that are left alone."""
+    """What a restore would do, and what it leaves to others."""
 
     generation: int
     steps: tuple[Step, ...]
     said: tuple[Said, ...] = ()
-    left: tuple[Said, ...] = ()
 
     @property
     def fetches(self) -> bool:
@@ -75,12 +77,8 @@ class Plan:
 
     @property
     def acts(self) -> list[Act]:
-        """Every path once; where two facts want the same one, the first speaks."""
-        found: dict[str, Act] = {}
-        for step in self.steps:
-            for act in step.acts:
-                found.setdefault(act.row.path, act)
-        return list(found.values())
+        """Every path once."""
+        return [act for step in self.steps for act in step.acts]
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,7 @@ class Ground:
     disk: Disk
     wish: Wish
     stage: str = ""
+    environments: dict[str, Environment | None] = field(default_factory=dict)
 
     @cached_property
     def findings(self) -> Mapping[str, Finding]:
@@ -131,19 +130,31 @@ def plan(ground: Ground) -> Plan:
     wanted = _chosen(ground)
     steps: list[Step] = []
     said: list[Said] = []
-    left: list[Said] = []
     going = {one.name for one, named in wanted if _goes(ground, one, named)}
     for one, named in wanted:
         if fact_of(one) is None and not (one.name in going or one.because in going):
             todo = f"lockd restore {names_argument(one.name)} --apply takes it away; --all takes all of them"
-            left.append(Said(one.name, _message(ground, one), todo))
+            said.append(Said(one.name, _message(ground, one), todo, left=True))
             continue
         for outcome in _planner(one)(ground, one, named):
             if isinstance(outcome, Step):
                 steps.append(replace(outcome, message=_message(ground, one)))
             elif outcome is not None:
                 said.append(outcome)
-    return Plan(ground.lock.generation, tuple(steps), tuple(said), tuple(left))
+    return Plan(ground.lock.generation, tuple(_each_once(steps)), tuple(said))
+
+
+def _each_once(steps: list[Step]) -> Iterator[Step]:
+    """Every path in one step only. What one fact wants to be there, another does not take away."""
+    wanted = {path for step in steps for path in step.wanted}
+    wanted |= {act.row.path for step in steps for act in step.acts if act.row.kind != NOTHING}
+    done: set[str] = set()
+    for step in steps:
+        acts = tuple(act for act in step.acts if act.row.path not in (wanted if act.row.kind == NOTHING else ()))
+        own = tuple(act for act in acts if act.row.path not in done)
+        done.update(act.row.path for act in own)
+        if own or step.fetch:
+            yield replace(step, acts=own)
 
 
 def names_argument(name: str) -> str:

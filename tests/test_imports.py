@@ -73,6 +73,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "restore_apply",
         "restore_python",
         "wheels",
+        "unpack",
+        "environments",
         "launched",
         "sources",
         "doctor",

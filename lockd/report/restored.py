@@ -31,8 +31,8 @@ def document(plan: Plan, *, applied: bool) -> dict[str, Any]:
         "applied": applied,
         "generation": plan.generation,
         "restore": [_step(step) for step in plan.steps],
-        "no_source": [_said(one) for one in plan.said],
-        "left_alone": [_said(one) for one in plan.left],
+        "no_source": [_said(one) for one in plan.said if not one.left],
+        "left_alone": [_said(one) for one in plan.said if one.left],
     }
 
 
@@ -47,8 +47,7 @@ def _lines(plan: Plan, applied: bool) -> Iterator[str]:
         yield f"nothing {'was' if applied else 'is'} to be put back (generation {plan.generation})"
     for step in plan.steps:
         yield from _step_lines(step)
-    yield from _others("no source", plan.said)
-    yield from _others("left alone", plan.left)
+    yield from _others(plan.said)
     if not applied and (acts or plan.fetches):
         yield "lockd restore --apply does it; --undo takes it back"
 
@@ -73,9 +72,9 @@ def _about(act: Act) -> str:
     return f"{act.row.size:,} bytes, {act.source}" if act.row.kind == FILE else act.source
 
 
-def _others(head: str, listed: Iterable[Said]) -> Iterator[str]:
+def _others(listed: Iterable[Said]) -> Iterator[str]:
     for one in listed:
-        yield f"  {head}: {one.fact}: {one.message}"
+        yield f"  {'left alone' if one.left else 'no source'}: {one.fact}: {one.message}"
         yield f"    → {one.todo}"
 
 
