@@ -19,6 +19,7 @@ Attributes = Mapping[str, Value]
 
 ABSENT: Attributes = {"absent": True}  # the attributes of something that is not there
 LAUNCH_KINDS = ("env", "launch")  # facts of one launch; they have an id of their own
+LAUNCH_FACTS = ("host:ulimits", "host:cgroup")  # these as well: what a launch inherits, and a daemon has otherwise
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,17 @@ def environment_id(facts: Iterable[Fact | Unknown]) -> str:
 
     The caller passes what is under block and warn rules.
     """
-    return "env1:" + _digest(fact for fact in facts if fact.kind not in LAUNCH_KINDS)
+    return "env1:" + _digest(fact for fact in facts if not of_launch(fact))
 
 
 def launch_id(facts: Iterable[Fact | Unknown]) -> str:
     """`launch1:` and 128 bits over the facts of a launch: its variables, interpreter and import path."""
-    return "launch1:" + _digest(fact for fact in facts if fact.kind in LAUNCH_KINDS)
+    return "launch1:" + _digest(fact for fact in facts if of_launch(fact))
+
+
+def of_launch(fact: Fact | Unknown) -> bool:
+    """Does a fact belong to one launch, and not to the machine?"""
+    return fact.kind in LAUNCH_KINDS or fact.name in LAUNCH_FACTS
 
 
 def _digest(facts: Iterable[Fact | Unknown]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockd.facts import Fact, Facts, Unknown, set_digest
+from lockd.facts import LAUNCH_FACTS, Fact, Facts, Unknown, set_digest
 from lockd.look import Launch, Sight, rule_fact
 from lockd.plain import replace
 from lockd.verdict import owner
@@ -67,7 +67,7 @@ def hold(
 
 
 def _left_out(kind: str, name: str, launch: Launch | None, commands: bool) -> bool:
-    if kind in ("env", "launch"):
+    if kind in ("env", "launch") or name in LAUNCH_FACTS:
         return launch is None or (name == "launch:python" and not launch.argv)
     return kind == "command" and not commands
 

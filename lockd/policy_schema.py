@@ -89,6 +89,10 @@ def _system(section: str, description: str) -> dict[str, Any]:
         count = {"anyOf": [{"type": "integer", "minimum": 0}, {"const": "locked"}, table]}
         known["count"] = {**count, "description": "how many GPUs there are"}
         known["idle"] = {**_SEVERITY, "description": "how strictly no other process may use the GPUs"}
+    else:
+        names = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+        listed = {**table, "properties": {"value": names, "on_drift": _SEVERITY}, "required": ["value"]}
+        known["packages"] = {"anyOf": [names, listed], "description": "packages of dpkg or rpm, by name or glob"}
     return {
         "type": "object",
         "description": description,

@@ -132,6 +132,9 @@ def _system(section: str, values: dict[str, Any], mistakes: list[Mistake]) -> di
     facts = {name: value for name, value in values.items() if name != "on_drift"}
     for name, value in facts.items():
         key: KeyPath = (section, name)
+        if not _is_system_key(section, name):
+            mistakes.append(Mistake(key, unknown(name, (*rules.SYSTEM_KEYS[section], "on_drift"))))
+            continue
         if isinstance(value, dict):
             mistakes += _system_table(key, value)
             value = value.get("value", "locked")
@@ -150,7 +153,15 @@ def _system_table(key: KeyPath, table: dict[str, Any]) -> Iterator[Mistake]:
         yield Mistake((*key, "on_drift"), one_of(_severities(), table["on_drift"]))
 
 
+def _is_system_key(section: str, name: str) -> bool:
+    more = name.isdigit() if section == "gpu" else "." in name or name.startswith("package/")
+    return more or name in rules.SYSTEM_KEYS[section]
+
+
 def _system_value(section: str, name: str, value: Any) -> str:
+    if (section, name) == ("host", "packages"):
+        right = isinstance(value, list) and value and all(isinstance(one, str) and one for one in value)
+        return "" if right else f"wants an array of names or globs of packages, found {found(value)}"
     if (section, name) == ("gpu", "count") and value != "locked":
         right = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         return "" if right else f'wants an integer from 0 or "locked", found {found(value)}'

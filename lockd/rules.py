@@ -182,6 +182,17 @@ class LaunchRule:
     on_drift: Drift = None
 
 
+# What `[gpu]` and `[host]` can name, beside an index of a GPU, a sysctl (`"vm.swappiness"`) and `package/NAME`
+SYSTEM_KEYS: Mapping[str, tuple[str, ...]] = {
+    "gpu": (
+        *("count", "driver", "devices", "idle", "gpus", "name", "memory", "persistence", "ecc", "ecc_pending", "mig"),
+        *("mig_pending", "power_limit", "clocks_max", "clocks_application", "pcie_max", "compute_mode", "nvlinks"),
+        *("power_cap", "performance"),
+    ),
+    "host": ("kernel", "cpu", "memory", "shm", "ulimits", "thp", "mounts", "cgroup", "container", "packages"),
+}
+
+
 @dataclass(frozen=True)
 class SystemRule:
     """`[gpu]` or `[host]`: each key a fact's name, "locked", a wanted value, or a table with `value` and `on_drift`."""

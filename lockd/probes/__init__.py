@@ -61,7 +61,10 @@ PROBES: Mapping[str, str] = {
     "file": "lockd.probes.files",
     "cache": "lockd.probes.caches",
     "tree": "lockd.probes.trees",
+    "git": "lockd.probes.git",
     "env": "lockd.probes.environ",
+    "gpu": "lockd.probes.gpu",
+    "host": "lockd.probes.host",
     "command": "lockd.probes.commands",
 }
 
