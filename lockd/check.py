@@ -128,16 +128,16 @@ def judged_sight(
         elapsed=time.monotonic() - started,
         not_looked=sight.not_looked,
         unclaimed=held.unclaimed,
-        override=_override(state, verdict, findings),
+        override=_override(policy, state, verdict, findings),
     )
 
 
-def _override(state: State | None, verdict: Verdict, findings: tuple[Finding, ...]) -> Override | None:
+def _override(policy: Policy, state: State | None, verdict: Verdict, findings: tuple[Finding, ...]) -> Override | None:
     if verdict != "block" or state is None:
         return None
     from lockd import overrides
 
-    return overrides.standing(state, findings)
+    return overrides.standing(state, findings, policy)
 
 
 def see(

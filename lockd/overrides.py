@@ -55,12 +55,17 @@ class Override:
         return told if self.once else {**told, "until": stamp(self.until)}
 
 
-def check_may(policy: Policy) -> None:
-    """RefusedError unless this user may override: root, the policy's owner, members of `launch.override_group`."""
-    user = os.geteuid()
+def may(policy: Policy) -> bool:
+    """Whether this user may override: root, the policy's owner, members of `launch.override_group`."""
     group = policy.launch.override_group
-    if user in (0, policy.owner) or (group is not None and _is_member(group)):
+    return os.geteuid() in (0, policy.owner) or (group is not None and _is_member(group))
+
+
+def check_may(policy: Policy) -> None:
+    """RefusedError for who may not."""
+    if may(policy):
         return
+    group = policy.launch.override_group
     who = f"root, the owner of the policy{f' and members of {group}' if group else ''} may"
     raise RefusedError("this user may not override the policy", where=policy.path, hint=who)
 
@@ -94,10 +99,13 @@ def kept(state: State | None) -> Override | None:
         return None
 
 
-def standing(state: State | None, findings: Iterable[Finding]) -> Override | None:
-    """The override that covers a verdict of `block` made of these findings; None where none does."""
+def standing(state: State | None, findings: Iterable[Finding], policy: Policy) -> Override | None:
+    """The override that covers a verdict of `block` made of these findings; None where none does.
+
+    In a guest's own state anything may have been written, so there the policy is asked again.
+    """
     found = kept(state)
-    if found is None or not in_time(found):
+    if found is None or not in_time(found) or (state is not None and state.guest and not may(policy)):
         return None
     blocking = keys(findings)
     covered = bool(blocking) and all(found.drift.get(fact) == key for fact, key in blocking.items())
