@@ -46,7 +46,7 @@ class Look:
 
     launch None: left out, and said so (the daemon). commands: whether `[[command]]` may run. secret_key: what keyed
     digests of secret variables are made with (`secrets.key`); None: there is no state to keep it in. only: the sections
-    that this look is about, None for all.
+    that this look is about, None for all. hooks: environment → digest of the site hook that lockd put into it.
     """
 
     policy: Policy
@@ -55,6 +55,7 @@ class Look:
     commands: bool = True
     memo: Memo = field(default_factory=Memo)
     secret_key: bytes | None = None
+    hooks: Mapping[str, str] = field(default_factory=dict)
     only: frozenset[str] | None = None
     not_looked: list[str] = field(default_factory=list)
 

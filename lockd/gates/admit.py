@@ -127,7 +127,7 @@ def _inside(scene: _Scene) -> Run | None:
         if store is None:
             return None
         with store:
-            return runs.admitting(store, scene.asked.pid)
+            return runs.admitting(store, scene.asked.pid, itself=scene.asked.gate == "site")
     except LockdError:
         return None
 

@@ -11,11 +11,13 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from lockd.disk import Disk, Trouble
 from lockd.facts import Attributes, Fact, Unknown, Value, shown
 from lockd.globs import matches
 from lockd.look import Look
+from lockd.probes.python import hook
 from lockd.probes.python.binary import Binary, binary_of
 from lockd.probes.python.bytecode import NOTHING_STALE, Stale
 from lockd.probes.python.doubles import doubles
@@ -38,6 +40,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "roots": "folders outside the environment that packages come from, in path order",
     "extra": "packages that come into sight through these folders",
     "state": "why the interpreter cannot start",
+    "gate": "what is wrong with lockd's own site hook; a sound one is no attribute",
     "stale": "byte-code that runs and is not what its source compiles to",
     "executable": "told: path of the interpreter",
     "home": "told: where the base interpreter lies",
@@ -51,7 +54,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "bytecode_notes": "told: byte-code that makes a package by itself, or could not be compared",
 }
 _CUSTOMIZE = re.compile(r"(?:site|user)customize(?:\..*)?")
-_HOOK = "lockd_gate.py"  # the module of lockd's own site hook runs at start-up as well
+_HOOK = hook.MODULE  # the module of lockd's own site hook runs at start-up as well
 
 
 def is_startup_file(relative: str) -> bool:
@@ -75,15 +78,18 @@ def python_fact(
     owned: absolute path → package. extra_packages: "name version" of each package that comes in by `base_site`.
     stale: what `bytecode.stale` found, `bytecode.merged` over the site folders.
     """
+    gate = _gate(rule, look, interpreter)
+    sound = gate.sound if isinstance(gate, _Gate) else ()
     excluded = matches(rule.exclude)
-    files = _all_start_files(interpreter, look.disk, excluded)
-    modules = _customize(interpreter, look.disk, excluded)
+    files = _all_start_files(interpreter, look.disk, excluded, sound)
+    modules = _customize(interpreter, look.disk, excluded, sound)
     binary = binary_of(interpreter, look)
-    for trouble in (files, modules, binary):
+    for trouble in (gate, files, modules, binary):
         if isinstance(trouble, Trouble):
             return Unknown("python", rule.name, f"{shown(trouble.path)}: {trouble.reason}")
-    assert not isinstance(files, Trouble) and not isinstance(modules, Trouble) and not isinstance(binary, Trouble)
-    attributes = _attributes(interpreter, files, modules, binary)
+    assert isinstance(gate, _Gate) and not isinstance(files, Trouble)
+    assert not isinstance(modules, Trouble) and not isinstance(binary, Trouble)
+    attributes = _attributes(interpreter, files, modules, binary) | {"gate": gate.trouble}
     attributes |= {"extra": tuple(sorted(set(extra_packages))), "stale": stale.foreign}
     told = _told(interpreter, files, owned, look.disk)
     told |= {"doubles": tuple(doubles(interpreter)), "hidden_edits": stale.hidden, "bytecode_notes": stale.notes}
@@ -137,15 +143,38 @@ def _label(folder: str, name: str, interpreter: Interpreter) -> str:
     return portable(os.path.join(folder, name), interpreter)
 
 
+class _Gate(NamedTuple):
+    """lockd's own hook. sound: the site folders whose hook is known. trouble: what is wrong with it, or ""."""
+
+    sound: tuple[str, ...]
+    trouble: str
+
+
+def _gate(rule: PythonRule, look: Look, interpreter: Interpreter) -> _Gate | Trouble:
+    recorded = look.hooks.get(rule.name)
+    sound: list[str] = []
+    trouble = hook.LOST if recorded is not None else ""
+    for folder in interpreter.sites:
+        found = hook.looked_at(folder, look.disk, recorded)
+        if isinstance(found, Trouble):
+            return found
+        if found is None:
+            continue
+        if found.state == "genuine":
+            sound.append(folder)
+        trouble = hook.WORDS.get(found.state, "")
+    return _Gate(tuple(sound), trouble)
+
+
 def _all_start_files(
-    interpreter: Interpreter, disk: Disk, excluded: Callable[[str], bool]
+    interpreter: Interpreter, disk: Disk, excluded: Callable[[str], bool], sound: tuple[str, ...]
 ) -> list[StartFile] | Trouble:
     found: list[StartFile] = []
     for folder in interpreter.sites:
         files = start_files(folder, disk, excluded)
         if isinstance(files, Trouble):
             return files
-        found += files
+        found += [file for file in files if not (file.name == hook.PTH and folder in sound)]
     return found
 
 
@@ -162,7 +191,9 @@ def _pth_lines(file: StartFile, interpreter: Interpreter) -> Iterable[str]:
 # -- sitecustomize and usercustomize ---------------------------------------------------------------------------------
 
 
-def _customize(interpreter: Interpreter, disk: Disk, excluded: Callable[[str], bool]) -> list[str] | Trouble:
+def _customize(
+    interpreter: Interpreter, disk: Disk, excluded: Callable[[str], bool], sound: tuple[str, ...]
+) -> list[str] | Trouble:
     """Every sitecustomize and usercustomize on the path, standard library first, as `import` would meet them."""
     folders = dict.fromkeys([interpreter.stdlib, *interpreter.site_packages, *interpreter.base_site])
     lines = []
@@ -170,8 +201,9 @@ def _customize(interpreter: Interpreter, disk: Disk, excluded: Callable[[str], b
         names = names_in(folder)
         if isinstance(names, Trouble):
             return names
+        known = folder in sound
         for name in names:
-            if (_CUSTOMIZE.fullmatch(name) or name == _HOOK) and not excluded(name):
+            if (_CUSTOMIZE.fullmatch(name) or (name == _HOOK and not known)) and not excluded(name):
                 digest = _digest(os.path.join(folder, name), disk)
                 if isinstance(digest, Trouble):
                     return digest

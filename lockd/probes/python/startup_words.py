@@ -28,6 +28,7 @@ def word(difference: Difference) -> str:
 
 _PLAIN = {"missing": "is gone", "added": "is new", "unreadable": "could not be read"}
 _SAID_FIRST = (
+    "gate",
     "state",
     "version",
     "implementation",
@@ -46,7 +47,7 @@ def _rank(name: str) -> int:
 
 
 def _clause(name: str, before: Value | None, after: Value | None) -> str:
-    if name == "state":
+    if name in ("state", "gate"):
         return str(after) if after else f"no longer {before}"
     if name in ("system_site", "user_site"):
         what = "include-system-site-packages" if name == "system_site" else "user site"

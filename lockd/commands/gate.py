@@ -1,0 +1,146 @@
+"""`lockd gate install|remove|status site|systemd|slurm`: the means by which a launch is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from lockd.gates.site import Status
+    from lockd.session import Session
+
+_HELP = {
+    "install": "put a gate in place, or bring it up to date",
+    "remove": "take a gate out, without a trace",
+    "status": "say how a gate stands",
+}
+
+
+def register(subparsers: argparse._SubParsersAction[Any]) -> None:
+    parser = subparsers.add_parser("gate", help="site hook in a virtualenv, systemd drop-in, Slurm")
+    deeds = parser.add_subparsers(dest="deed", metavar="DEED", required=True)
+    for deed, text in _HELP.items():
+        kinds = deeds.add_parser(deed, help=text).add_subparsers(dest="kind", metavar="KIND", required=True)
+        _site(
+            kinds.add_parser("site", help="a hook in a virtualenv: fires for the launches that the policy names"), deed
+        )
+        _systemd(kinds.add_parser("systemd", help="a drop-in for the unit that starts the training"), deed)
+        _slurm(kinds.add_parser("slurm", help="a TaskProlog for jobs, a HealthCheckProgram for nodes"), deed)
+    parser.set_defaults(run=run)
+
+
+def _site(parser: argparse.ArgumentParser, deed: str) -> None:
+    parser.add_argument("--env", metavar="NAME", help="the environment, by its name in the policy")
+    _trust(parser, deed)
+
+
+def _systemd(parser: argparse.ArgumentParser, deed: str) -> None:
+    parser.add_argument("unit", help="the service that starts the training, e.g. train.service")
+    parser.add_argument("--root", default="/", metavar="DIR", help="the root folder of the system whose unit it is")
+    _trust(parser, deed)
+
+
+def _slurm(parser: argparse.ArgumentParser, deed: str) -> None:
+    parser.add_argument("--folder", default="/etc/lockd/slurm", metavar="DIR", help="where the two scripts lie")
+    _trust(parser, deed)
+
+
+def _trust(parser: argparse.ArgumentParser, deed: str) -> None:
+    if deed == "install":
+        text = "bake in: trust files owned outside this user namespace"
+        parser.add_argument("--trust-unmapped", action="store_true", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    deeds = {"site": _run_site, "systemd": _run_systemd, "slurm": _run_slurm}
+    return deeds[args.kind](args)
+
+
+# -- site
+
+
+def _run_site(args: argparse.Namespace) -> int:
+    from lockd import cli
+    from lockd.gates import site
+
+    session = _session(args)
+    policy, state = session.policy, session.state
+    where = site.place(policy, args.env)
+    if args.deed == "remove":
+        gone = site.remove(policy, where, state)
+        text = f"the site hook is out of {where.prefix}" if gone else f"{where.prefix} had no site hook of this policy"
+        _say(args, text, {"removed": gone, **_document(site.status(policy, where, state))})
+        return 0
+    if args.deed == "install":
+        status = site.install(policy, where, state, trust_unmapped=args.trust_unmapped)
+    else:
+        status = site.status(policy, where, state)
+    _say(args, _told(status), _document(status))
+    if status.trouble:
+        cli.warn(f"{status.trouble}; {status.hint}")
+    return 0 if status.is_ours or args.deed == "install" else 1
+
+
+def _told(status: Status) -> str:
+    if not status.installed:
+        return f"no site hook in {status.place.prefix}"
+    count = len(status.policies)
+    who = f"for {', '.join(status.policies)}" if count else "for no policy"
+    return f"site hook in {status.place.folder} {who}"
+
+
+def _document(status: Status) -> dict[str, Any]:
+    return {
+        "kind": "site",
+        "env": status.place.name,
+        "prefix": status.place.prefix,
+        "installed": status.installed,
+        "policies": list(status.policies),
+        "trouble": status.trouble or None,
+    }
+
+
+# -- systemd and Slurm
+
+
+def _run_systemd(args: argparse.Namespace) -> int:
+    from lockd.gates import systemd
+
+    unit = systemd.find(args.unit, args.root)
+    if args.deed == "install":
+        session = _session(args)
+        told = systemd.install(unit, session.policy.path, trust_unmapped=args.trust_unmapped)
+    else:
+        told = systemd.remove(unit) if args.deed == "remove" else systemd.status(unit)
+    _say(args, told.text, {"kind": "systemd", "unit": unit.name, "drop_in": unit.drop_in, "installed": told.installed})
+    return 0 if told.sound else 1
+
+
+def _run_slurm(args: argparse.Namespace) -> int:
+    from lockd.gates import slurm
+
+    if args.deed == "install":
+        session = _session(args)
+        told = slurm.install(args.folder, session.policy.path, trust_unmapped=args.trust_unmapped)
+    else:
+        told = slurm.remove(args.folder) if args.deed == "remove" else slurm.status(args.folder)
+    _say(args, told.text, {"kind": "slurm", "folder": args.folder, "installed": told.installed})
+    return 0 if told.sound else 1
+
+
+def _session(args: argparse.Namespace) -> Session:
+    from lockd.session import open_session
+
+    if not hasattr(args, "trust_unmapped"):  # to look at a gate, or to take it out, needs no more trust than it has
+        args.trust_unmapped = True
+    return open_session(args)
+
+
+def _say(args: argparse.Namespace, text: str, document: dict[str, Any]) -> None:
+    import json
+
+    from lockd import cli
+    from lockd.report.text import safe
+
+    cli.emit(json.dumps({"schema": 1, **document}) if args.json else "\n".join(map(safe, text.splitlines())))

@@ -1,0 +1,137 @@
+"""Slurm's gates: a TaskProlog that refuses a job's step, and a HealthCheckProgram that drains a node for its own facts.
+
+A failing Prolog drains the node, and drift of an environment is the job's fault: so jobs are gated in TaskProlog (the
+step fails with lockd's message, the node stays idle), nodes by facts of GPU and host alone.
+Always holds: a step's launch is its slurmstepd, so that its tasks are one launch; a node is resumed only if it was
+drained with this program's reason.
+Never: looks at jobs from the health check, or touches slurm.conf.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from lockd.gates import owned
+from lockd.gates.owned import Told
+
+if TYPE_CHECKING:
+    from lockd.findings import Finding
+
+TASK, HEALTH = "task-prolog", "health-check"
+NODE_KINDS = ("gpu", "host")
+REASON = "lockd:"  # how the reason of a drained node begins
+
+
+def install(folder: str, policy: str, *, trust_unmapped: bool = False) -> Told:
+    """Write both scripts; the lines for slurm.conf are told."""
+    folder = os.path.abspath(folder)
+    for path, text in _files(folder, policy, trust_unmapped).items():
+        owned.write(path, text, mode=0o755)
+    return Told(
+        f"two scripts in {folder}; in slurm.conf of every node, then scontrol reconfigure:\n{lines(folder)}", True
+    )
+
+
+def remove(folder: str) -> Told:
+    """Take both scripts away."""
+    folder = os.path.abspath(folder)
+    gone = [owned.remove(os.path.join(folder, name)) for name in (TASK, HEALTH)]
+    if not any(gone):
+        return Told(f"no scripts of lockd's in {folder}", False)
+    return Told(f"the scripts are gone; take their lines out of slurm.conf:\n{lines(folder)}", False)
+
+
+def status(folder: str) -> Told:
+    """Are the scripts as they would be written now?"""
+    folder = os.path.abspath(folder)
+    words = shlex.split((owned.read(os.path.join(folder, TASK)) or "").rpartition("exec ")[2])
+    policy = words[words.index("--policy") + 1] if "--policy" in words else ""
+    state = owned.state_of(_files(folder, policy, "--trust-unmapped" in words))
+    return Told(f"Slurm's scripts in {folder}: {state}", state != "gone", sound=state == "in place")
+
+
+def lines(folder: str) -> str:
+    """What slurm.conf has to say."""
+    task, health = (os.path.join(folder, name) for name in (TASK, HEALTH))
+    return f"  TaskProlog={task}\n  HealthCheckProgram={health}\n  HealthCheckInterval=300"
+
+
+def _files(folder: str, policy: str, trust_unmapped: bool) -> dict[str, str]:
+    more = ["--trust-unmapped"] if trust_unmapped else []
+    texts = {}
+    for name, deed in ((TASK, "task"), (HEALTH, "health")):
+        words = [sys.executable, "-I", "-m", "lockd.gates.slurm", deed, "--policy", policy, *more]
+        texts[os.path.join(folder, name)] = f"#!/bin/sh\n{owned.MARK}\nexec {shlex.join(words)}\n"
+    return texts
+
+
+# -- what the scripts start
+
+
+def main(argv: list[str]) -> int:
+    """`task` or `health`, `--policy FILE`, `--trust-unmapped`."""
+    deed, policy, trust_unmapped = argv[0], argv[argv.index("--policy") + 1], "--trust-unmapped" in argv
+    return task(policy, trust_unmapped) if deed == "task" else health(policy, trust_unmapped)
+
+
+def task(policy: str, trust_unmapped: bool) -> int:
+    """Decide about the step. What begins with `print` on stdout, slurmstepd writes to the task's own output."""
+    from lockd import lineage
+    from lockd.gates.admit import Asked, admit
+    from lockd.gates.ask import give_ticket, spoken
+    from lockd.look import Launch
+
+    parent = lineage.row(os.getppid())  # the task, which is about to become the command
+    step = parent.parent if parent is not None else os.getppid()
+    name = os.environ.get("SLURM_JOB_NAME", "")
+    source = f"Slurm job {os.environ.get('SLURM_JOB_ID', '?')}"
+    launch = Launch(dict(os.environ), os.getcwd(), (), f"{source} {name}".strip())
+    answer = admit(Asked(policy, launch, "slurm", step, trust_unmapped=trust_unmapped))
+    give_ticket(answer, step)
+    for line in spoken(answer):
+        print(f"print {line}", flush=True)  # noqa: T201  that is how a TaskProlog speaks
+    return answer.code
+
+
+def health(policy_path: str, trust_unmapped: bool) -> int:
+    """Drain this node while a fact of its GPUs or its host blocks; resume it when none does any more."""
+    from lockd import lock, policy, state
+    from lockd.check import check
+
+    loaded = policy.load(policy_path, trust_unmapped=trust_unmapped)
+    known = lock.read(loaded.lock_path, policy=loaded.name, trust_unmapped=trust_unmapped)
+    own = state.open(policy_path, create=False)
+    report = check(loaded, state=own, lock=known, launch=None, commands=False)
+    findings = [one for one in report.findings if one.severity == "block" and _kind(one) in NODE_KINDS]
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    drained = _reason_of(node)
+    if findings and not drained.startswith(REASON):
+        reason = f"{REASON} {'; '.join(one.message for one in findings[:3])}"[:200]
+        return _scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}").returncode
+    if not findings and drained.startswith(REASON):
+        return _scontrol("update", f"NodeName={node}", "State=RESUME").returncode
+    return 0
+
+
+def _kind(finding: Finding) -> str:
+    return finding.fact.partition(":")[0]
+
+
+def _reason_of(node: str) -> str:
+    """Why a node is drained, "" where it is not."""
+    for line in _scontrol("show", "node", node).stdout.splitlines():
+        if line.strip().startswith("Reason="):
+            return line.strip().removeprefix("Reason=")
+    return ""
+
+
+def _scontrol(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["scontrol", *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
