@@ -407,7 +407,7 @@ def test_the_commit_of_a_vcs_install_is_its_origin(tmp_path: Path) -> None:
     uv_install(env, f"proj @ git+file://{folder}@{second}")
     (difference,) = differences(before, facts(env.prefix)).values()
     assert difference.attributes["origin"][1] == f"git+file://{folder}@{second}"
-    assert second in python.word(difference)
+    assert second[:12] in python.word(difference)
 
 
 def test_the_hash_of_a_local_wheel_is_its_origin(tmp_path: Path) -> None:

@@ -94,11 +94,11 @@ def breaches(rule: PythonRule, policy: Policy, found: Facts) -> Iterator[Breach]
 
 def word(difference: Difference) -> str:
     """One line, from → to."""
-    from lockd.probes.python import startup_words, wording
+    from lockd.probes.python import brief, startup_words, wording
 
     kind = difference.name.partition(":")[0]
     lines = {"package": wording.package_line, "unowned": wording.unowned_line}
-    return lines.get(kind, startup_words.word)(difference)
+    return lines[kind](difference) if kind in lines else brief.digests(startup_words.word(difference))
 
 
 def watched(rule: PythonRule) -> Iterable[str]:

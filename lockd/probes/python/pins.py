@@ -100,10 +100,17 @@ def _against(fact: Fact, name: str, key: str, pin: PackagePin) -> Iterator[Breac
         wanted = getattr(pin, attribute)
         found = fact.attributes.get(attribute)
         if wanted is not None and found != wanted:
-            text = f"{label} {found if found is not None else 'none'}, pinned {wanted}"
+            text = _pinned(label, "none" if found is None else str(found), str(wanted))
             yield Breach(
                 fact.name, key, text, attribute, wanted, None if found is None else str(found), on_drift=pin.on_drift
             )
+
+
+def _pinned(label: str, found: str, wanted: str) -> str:
+    from lockd.probes.python import brief
+
+    said, pinned = brief.digest_pair(found, wanted)
+    return f"{label} {said}, pinned {pinned}"
 
 
 def satisfies(version: str, wanted: str) -> bool:

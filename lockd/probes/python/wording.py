@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from lockd.facts import Fact, Unknown, Value
 from lockd.findings import Difference, FileChanges
+from lockd.probes.python import brief
 
 _SHOWN = 3  # file names in a line
 _LABELS: Mapping[str, str] = {
@@ -56,7 +57,7 @@ def _titled(name: str, fact: Fact | None) -> str:
 def _standing(fact: Fact | None) -> Iterator[str]:
     for label in ("state", "origin"):
         if fact and fact.attributes.get(label):
-            yield str(fact.attributes[label])
+            yield brief.digests(str(fact.attributes[label]))
 
 
 def _aside(details: Iterator[str]) -> str:
@@ -70,6 +71,10 @@ def _changed(name: str, difference: Difference, before: Fact | None, after: Fact
         old, new = moves["version"]
         details = [*_details(moves, leave=_implied(moves)), *_count(difference.files)]
         return f"{name} {_value(old)} → {_value(new)}{_aside(iter(details))}"
+    if "tag" in moves:
+        details = [*_details(moves, bare=frozenset({"tag"})), *_shared(moves), *_count(difference.files)]
+        edited = _content(difference, before, after) if after and after.told.get("modified") else ()
+        return "; ".join([f"{_titled(name, after)}: another build{_aside(iter(details))}", *edited])
     details = [*_details(moves), *_shared(moves)]
     content = _content(difference, before, after)
     return f"{_titled(name, after)}: " + "; ".join([*details, *content] or ["its record changed, its contents did not"])
@@ -80,14 +85,17 @@ def _implied(moves: _Moves) -> frozenset[str]:
     return frozenset({"metadata_version"} if moves.get("metadata_version") == moves.get("version") else ())
 
 
-def _details(moves: _Moves, leave: frozenset[str] = frozenset()) -> Iterator[str]:
+def _details(moves: _Moves, leave: frozenset[str] = frozenset(), bare: frozenset[str] = frozenset()) -> Iterator[str]:
+    """`CUDA 12.8 → 13.0` for each attribute that moved; those that are bare go without their name."""
     for attribute, label in _LABELS.items():
         if attribute in moves and attribute not in leave:
             old, new = moves[attribute]
             if attribute == "state" and None in (old, new):
                 yield str(new) if old is None else f"no longer {old}"
             else:
-                yield f"{label} {_value(old)} → {_value(new)}"
+                shorten = brief.tag_pair if attribute == "tag" else brief.digest_pair
+                was, now = shorten(_value(old), _value(new))
+                yield f"{was} → {now}" if attribute in bare else f"{label} {was} → {now}"
 
 
 def _value(value: Value | None) -> str:
