@@ -74,6 +74,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "restore_python",
         "wheels",
         "unpack",
+        "texts",
         "environments",
         "launched",
         "sources",

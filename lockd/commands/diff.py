@@ -34,12 +34,28 @@ def run(args: argparse.Namespace) -> int:
         report = look()
         a, b = f"lock (generation {session.lock.generation})", "now"
         findings = _worded(session, report.differences)
+        sides: tuple[int | None, int | None] = (session.lock.generation, None)
     else:
         first, second = _sources(args, session, look)
         a, b = first.label, second.label
         findings = _worded(session, _differences(session, first, second))
+        sides = (first.generation, second.generation)
     _print(args, a, b, findings)
+    if not (args.json or args.stat) and all(side or label == "now" for side, label in zip(sides, (a, b), strict=True)):
+        _print_texts(session, sides, look, findings)
     return 1 if args.exit_code and findings else 0
+
+
+def _print_texts(
+    session: Session, sides: tuple[int | None, int | None], look: Callable[[], Report], findings: tuple[Finding, ...]
+) -> None:
+    """What changed inside kept files, for the policy's owner."""
+    from lockd import cli, texts
+    from lockd.report.text import safe
+
+    now = look().sight.facts if None in sides else {}
+    for line in texts.unified(session, *sides, now, findings):
+        cli.emit(safe(line))
 
 
 def _sources(args: argparse.Namespace, session: Session, look: Callable[[], Report]) -> tuple[Source, Source]:
