@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reports.ground import accepted, told, torch, train
+from tests.reports.ground import accepted, says, told, torch, train
 from tests.scene import Scene
 
 
@@ -80,7 +80,8 @@ def test_a_folder_called_torch_shadows_torch(tmp_path: Path) -> None:
     train(scene, torch("2.6.0+cu124", "12.4"), more=f'[launch]\nscripts = ["{script}"]\npython = "train"')
     accepted(scene)
     scene.file("job/torch/__init__.py", "")
-    told(scene, "launch:path", "changed", "torch", "job/torch")
+    found = told(scene, "launch:path", "changed", "torch", "job/torch")
+    assert says(scene, found)
 
 
 def test_a_debugging_variable_that_was_left_in(tmp_path: Path) -> None:

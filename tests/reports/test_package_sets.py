@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.reports.ground import accepted, nccl, plain, swap, told, torch, train
+from tests.reports.ground import accepted, nccl, plain, says, swap, told, torch, train
 from tests.scene import Scene
 
 
@@ -55,6 +55,7 @@ def test_a_floating_triton_is_named(tmp_path: Path) -> None:
     swap(env, plain("triton", "2.3.0"))
     found = told(scene, "package:train/triton", "changed", "triton 2.2.0 → 2.3.0")
     assert found["attributes"]["version"] == ["2.2.0", "2.3.0"]
+    assert says(scene, found)
 
 
 def test_an_unpinned_upgrade_of_trl_brings_transformers(tmp_path: Path) -> None:

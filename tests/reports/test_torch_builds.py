@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.reports.ground import accepted, plain, swap, told, torch, train
+from tests.reports.ground import accepted, plain, says, swap, told, torch, train
 from tests.scene import Scene
 from tests.wheels import Wheel
 
@@ -18,6 +18,7 @@ def test_the_local_label_of_torch_names_the_slower_build(tmp_path: Path) -> None
     found = told(scene, "package:train/torch", "changed", "torch 2.2.0+cu118 → 2.2.0+cu121", "CUDA 11.8 → 12.1")
     assert found["attributes"]["version"] == ["2.2.0+cu118", "2.2.0+cu121"]
     assert "git" not in found["attributes"]
+    assert says(scene, found)
 
 
 def test_a_build_that_metadata_does_not_name_is_named_all_the_same(tmp_path: Path) -> None:
