@@ -179,6 +179,7 @@ class LaunchRule:
     python: Annotated[Name | None, "the name of the environment that a launch must use"] = None
     on_fault: Annotated[Blockable, "what a gate does when lockd itself is missing, broken or too slow"] = "warn"
     override_group: Annotated[Word | None, "who may override besides root and the policy's owner"] = None
+    loader: Annotated[bool, "hold which libnccl, libcudnn, libcublas, libstdc++ … the launch would load"] = False
     on_drift: Drift = None
 
 

@@ -60,8 +60,10 @@ def test_ct200_pins_the_facts_of_the_fast_machine() -> None:
     assert (cache.path, cache.kind, cache.change, cache.keep) == ("/tmp/torchinductor_root", "inductor", "grow", True)
 
 
-def test_ct200_waits_for_the_gpu_probe_in_a_comment() -> None:
-    assert "# [gpu]\n# count = 8\n" in (REPOSITORY / "policies" / "ct200.toml").read_text()
+def test_ct200_holds_its_gpus_and_what_the_loader_takes() -> None:
+    loaded = load("ct200.toml")
+    assert loaded.gpu == rules.SystemRule({"count": 8, "driver": "locked"})
+    assert loaded.launch.loader
 
 
 def test_the_evidence_pins_what_was_read_while_it_was_slow() -> None:

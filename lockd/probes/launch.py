@@ -16,7 +16,7 @@ from lockd import globs
 from lockd.disk import Disk, Trouble
 from lockd.facts import Fact, Facts, Unknown, Value, shown
 from lockd.findings import Breach
-from lockd.probes import Seen
+from lockd.probes import Seen, loader
 from lockd.probes.python.interpreter import Interpreter, find
 from lockd.probes.shadows import Shadow, pythonpath, shadows
 from lockd.rules import PythonRule
@@ -38,6 +38,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "via": "told, python: how it was found",
         "paths": "told, path: where these modules lie, and what they hide",
         "folders": "told, path: the folders that were looked at",
+        **loader.ATTRIBUTES,
     }
 }
 
@@ -52,12 +53,16 @@ def look(rule: LaunchRule, look: Look) -> Seen:
     facts = [_path_fact(rule, look, launch, begun)]
     if begun is not None and rule.python:
         facts.append(_python_fact(begun, look.policy, look.disk, rule.python))
+    if rule.loader:
+        facts += _loader_facts(rule, look, launch, begun)
     return Seen(tuple(facts))
 
 
 def claims(rule: LaunchRule, kind: str, subject: str) -> bool:
     """`launch:path`, and where an environment is named for launches `launch:python`."""
-    return kind == "launch" and (subject == "path" or (subject == "python" and bool(rule.python)))
+    if kind != "launch" or subject.startswith(loader.PREFIX):
+        return kind == "launch" and rule.loader
+    return subject == "path" or (subject == "python" and bool(rule.python))
 
 
 def severity(rule: LaunchRule, policy: Policy, kind: str, subject: str, change: str) -> Severity:
@@ -68,7 +73,10 @@ def severity(rule: LaunchRule, policy: Policy, kind: str, subject: str, change: 
 
 
 def breaches(rule: LaunchRule, policy: Policy, found: Facts) -> Iterator[Breach]:
-    """A launch that uses another environment than the policy names."""
+    """A launch that uses another environment than the policy names, or would load libraries that do not fit."""
+    for one in found.known():
+        if rule.loader and one.kind == "launch" and one.subject.startswith(loader.PREFIX):
+            yield from loader.breaches(one)
     fact = found.get("launch:python")
     if not rule.python or not isinstance(fact, Fact) or fact.attributes.get("env") == rule.python:
         return
@@ -85,7 +93,9 @@ def breaches(rule: LaunchRule, policy: Policy, found: Facts) -> Iterator[Breach]
 
 
 def word(difference: Difference) -> str:
-    """One line about a launch's environment or import path."""
+    """One line about a launch's environment, import path or libraries."""
+    if difference.name.startswith(f"launch:{loader.PREFIX}"):
+        return loader.word(difference)
     if isinstance(difference.found, Unknown):
         return f"{difference.name} could not be told: {difference.found.reason}"
     if difference.name == "launch:python":
@@ -198,10 +208,14 @@ def _folders(rule: LaunchRule, launch: Launch, begun: Started | None) -> Iterato
     yield from (("PYTHONPATH", folder) for folder in later)
 
 
+def _wanted(rule: LaunchRule, look: Look, begun: Started | None) -> list[PythonRule]:
+    named = [one for one in look.policy.python if one.name == rule.python] or list(look.policy.python)
+    return [PythonRule(OUTSIDE, begun.interpreter)] if begun is not None and begun.interpreter else named
+
+
 def _roots(rule: LaunchRule, look: Look, begun: Started | None) -> list[str] | Unknown:
     """The site folders of the launch's environment: its own, else that which it must use, else all."""
-    named = [one for one in look.policy.python if one.name == rule.python] or list(look.policy.python)
-    wanted = [PythonRule(OUTSIDE, begun.interpreter)] if begun is not None and begun.interpreter else named
+    wanted = _wanted(rule, look, begun)
     roots: list[str] = []
     for one in wanted:
         found = find(one, look.disk)
@@ -210,3 +224,16 @@ def _roots(rule: LaunchRule, look: Look, begun: Started | None) -> list[str] | U
         if found is not None:
             roots += [*found.site_packages, *found.base_site]
     return roots
+
+
+# -- launch:loader/NAME ----------------------------------------------------------------------------------------------
+
+
+def _loader_facts(rule: LaunchRule, look: Look, launch: Launch, begun: Started | None) -> Iterator[Fact | Unknown]:
+    """What the first of the launch's environments would load."""
+    for one in _wanted(rule, look, begun)[:1]:
+        found = find(one, look.disk)
+        if isinstance(found, Unknown):
+            yield Unknown("launch", f"{loader.PREFIX}*", found.reason)
+        elif found is not None:
+            yield from loader.facts(look, launch, found)
