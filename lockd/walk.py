@@ -47,7 +47,7 @@ def refresh(
     for folder, number, rows in _changes(record, root, device, looked):
         if rows is None:
             stale.add(folder)
-        else:
+        elif folder in record.folders:  # it may have gone with its parent meanwhile
             _amend(record, folder, record.folders[folder][number], rows, stale)
     while stale:
         folder = stale.pop()
