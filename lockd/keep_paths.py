@@ -52,7 +52,8 @@ def file_paths(rule: FileRule, fact: Fact) -> list[Wanted]:
     """A file; of a link, the link and what is at its end."""
     path = unshown(fact.subject)
     digest = str(fact.attributes.get("digest", "")).removeprefix("sha256:")
-    paths = [Wanted(resolved(path), digest)] if fact.attributes.get("type") in ("file", "link") else []
+    kind = fact.attributes.get("type")
+    paths = [Wanted(resolved(path), digest if kind == "file" else "")] if kind in ("file", "link") else []
     if fact.attributes.get("target_type") == "file":
         paths.append(Wanted(os.path.realpath(path), digest))
     return paths
