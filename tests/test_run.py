@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -250,7 +251,7 @@ def test_a_deleted_folder_is_no_hindrance(good: tuple[Scene, Path]) -> None:
     scene, _ = good
     gone = scene.root / "gone"
     gone.mkdir()
-    script = f"cd {gone} && rmdir {gone} && exec {' '.join(repr(word) for word in LOCKD)} run -- echo on"
+    script = f"cd {gone} && rmdir {gone} && exec {shlex.join(LOCKD)} run -- echo on"
     done = subprocess.run(["sh", "-c", script], env=environ(scene), capture_output=True, timeout=60)
     assert done.stdout == b"on\n", done.stderr
 
@@ -296,7 +297,7 @@ def test_an_override_before_the_first_accept(tmp_path: Path) -> None:
 
 def test_what_an_admitted_launch_starts_passes_after_drift(good: tuple[Scene, Path]) -> None:
     scene, path = good
-    inner = " ".join(repr(word) for word in LOCKD)
+    inner = shlex.join(LOCKD)
     script = f"echo 'x = 2' > {path}; {inner} run -- echo inside; setsid {inner} run -- echo apart"
     answer = scene.lockd("run", "--", "sh", "-c", script)
     assert answer.out == "inside\napart\n" and answer.code == 0, answer.err
@@ -307,7 +308,7 @@ def test_what_an_admitted_launch_starts_passes_after_drift(good: tuple[Scene, Pa
 def test_an_orphan_in_the_session_of_an_admitted_launch_passes(good: tuple[Scene, Path]) -> None:
     """A process whose parent is gone, as after a double fork, still is in the session that the launch began."""
     scene, path = good
-    inner = " ".join(repr(word) for word in LOCKD)
+    inner = shlex.join(LOCKD)
     mark = scene.root / "mark"
     orphan = scene.file("orphan.sh", f"sleep 0.3\n{inner} run -- touch {mark} || touch {mark}.refused\n")
     script = (

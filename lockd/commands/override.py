@@ -60,6 +60,7 @@ def _give(args: argparse.Namespace, policy: Policy, state: State) -> int:
     except ValueError as error:
         raise UsageError(f"{args.duration!r}: {error}", where="--for", hint="30m, 2h, 1d") from None
     report = _look(args, policy, state)
+    _record(state, report)
     who = origin.current()
     one = overrides.new(report.findings, args.why, who, seconds, args.only)
     overrides.keep(state, one, who)
@@ -76,6 +77,16 @@ def _look(args: argparse.Namespace, policy: Policy, state: State) -> Report:
     known = lock.read(policy.lock_path, policy=policy.name, trust_unmapped=args.trust_unmapped)
     with Progress("lockd override") as progress:
         return check(policy, state=state, lock=known, launch=this_launch(), progress=progress)
+
+
+def _record(state: State, report: Report) -> None:
+    """The drift stands in the timeline before it is overridden, so that its healing is seen and ends the override."""
+    from lockd import cli, history
+
+    try:
+        history.record(state, report)
+    except OSError as error:
+        cli.warn(f"the history could not be written: {error.strerror}")
 
 
 def _end(args: argparse.Namespace, policy: Policy, state: State) -> int:
