@@ -23,6 +23,8 @@ __all__ = ["find_policy", "main", "warn"]
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns its exit code."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        _open_streams()
     _safe_streams()
     arguments = list(argv)
     asked = _before_dashes(arguments)
@@ -132,6 +134,18 @@ def _unexpected(error: Exception) -> LockdError:
         return LockdError(error.strerror, where=os.fsdecode(error.filename) if error.filename else "")
     hint = "a mistake in lockd: run it again with --debug and report what it shows"
     return LockdError(f"{type(error).__name__}: {error}", where="internal error", hint=hint)
+
+
+def _open_streams() -> None:
+    """A stream that the caller closed leads to /dev/null: else the next file opened takes its number, and what is
+    printed lands in it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            if null != number:
+                os.close(null)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - open to the end
 
 
 def _safe_streams() -> None:

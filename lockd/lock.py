@@ -182,7 +182,7 @@ def _document(data: bytes, where: str) -> dict[str, Any]:
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError:
         raise BrokenLock("was edited by hand or cut short: it is not UTF-8", where=where, hint=MEND) from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: not TOML, or a number that Python does not hold
         raise BrokenLock(f"was edited by hand or cut short: it is not TOML ({error})", where=where, hint=MEND) from None
 
 

@@ -134,6 +134,8 @@ def _document(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
         raise PolicyError([_syntax(path, text, str(error))], where=path) from None
     except RecursionError:
         raise _error(path, "not a policy: nested too deeply") from None
+    except ValueError as error:  # a number or a date that TOML writes and Python does not hold
+        raise _error(path, f"not a policy: {error}") from None
 
 
 def _syntax(path: str, text: str, message: str) -> str:

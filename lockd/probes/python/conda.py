@@ -16,7 +16,7 @@ from typing import Any
 from lockd.disk import Trouble
 from lockd.facts import shown
 from lockd.probes.python.ground import Ground
-from lockd.probes.python.names import normal
+from lockd.probes.python.names import subject
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _read(ground: Ground, path: str) -> CondaRecord | Trouble:
         raw: Any = json.loads(text)
         listed, portable, links = _paths(raw)
         return CondaRecord(
-            name=normal(raw["name"]),
+            name=subject(raw["name"]),
             version=shown(str(raw.get("version", ""))),
             build=shown(str(raw.get("build", ""))),
             channel=_channel(raw),

@@ -13,11 +13,11 @@ import posixpath
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from lockd.disk import Trouble
+from lockd.disk import Entry, Trouble
 from lockd.facts import shown
 from lockd.plain import dataclass
 from lockd.probes.python.ground import Ground
-from lockd.probes.python.names import is_metadata, normal, split_folder
+from lockd.probes.python.names import is_metadata, split_folder, subject
 from lockd.probes.python.record import Record, parse
 
 
@@ -68,7 +68,7 @@ def _read(ground: Ground, site: str, folder: str) -> Distribution:
     headers = parse_headers(metadata) if metadata else ()
     written, version = split_folder(folder)
     named = _first(headers).get("name", "")
-    name = normal(written if folder.endswith(".dist-info") or not named else named)
+    name = subject(written if folder.endswith(".dist-info") or not named else named) or subject(folder)
     state = list(_metadata_state(metadata, headers, name, named, folder))
     record = _record(reader, ground, site, folder)
     if record is None:
@@ -88,7 +88,7 @@ def _read(ground: Ground, site: str, folder: str) -> Distribution:
         direct_url=reader.text("direct_url.json") or "",
         record=record,
         top_level=tuple((reader.text("top_level.txt") or "").split()),
-        state=tuple(state),
+        state=(*state, *reader.odd),
         troubles=tuple(reader.troubles),
     )
 
@@ -106,16 +106,20 @@ def _metadata_state(
         yield f"broken: {what} missing"
     elif not named or not _first(headers).get("version"):
         yield f"broken: {what} without name or version"
-    elif normal(named) != name:
+    elif subject(named) != name:
         yield f"broken: {what} names {shown(named)}"
 
 
 class _Reader:
-    """The small files of one metadata folder; what could not be read is kept as trouble."""
+    """The small files of one metadata folder.
+
+    What could not be read is kept as trouble; what is no file at all (a folder, a FIFO) is a fact, and told as `odd`.
+    """
 
     def __init__(self, ground: Ground, folder: str) -> None:
         self.ground, self.folder = ground, folder
         self.troubles: list[Trouble] = []
+        self.odd: list[str] = []
 
     def text(self, name: str) -> str | None:
         entry = self.ground.entry(self.folder)
@@ -124,11 +128,22 @@ class _Reader:
         )  # distutils' one-file egg-info
         if single and name != "PKG-INFO":
             return None
-        found = self.ground.text(self.folder if single else f"{self.folder}/{name}")
+        path = self.folder if single else f"{self.folder}/{name}"
+        if not self._is_file(path):
+            self.odd.append(f"broken: {name} is no file")
+            return None
+        found = self.ground.text(path)
         if isinstance(found, Trouble):
             self.troubles.append(found)
             return None
         return found
+
+    def _is_file(self, path: str) -> bool:
+        """A file, a link to one, or nothing that could be judged here."""
+        entry = self.ground.entry(path)
+        if isinstance(entry, Entry) and entry.kind == "l":
+            entry = self.ground.disk.entry(os.path.realpath(path))
+        return not isinstance(entry, Entry) or entry.kind == "f"
 
 
 def _record(reader: _Reader, ground: Ground, site: str, folder: str) -> Record | None:
@@ -171,7 +186,7 @@ def _egg_links(ground: Ground, site: str) -> Iterator[Distribution]:
             troubles = (text,) if isinstance(text, Trouble) else ()
             version = _linked_version(ground, name, path)
             yield Distribution(
-                normal(name), site, file, version, (), (), "", True, url if path else "", listed, (), state, troubles
+                subject(name), site, file, version, (), (), "", True, url if path else "", listed, (), state, troubles
             )
 
 
@@ -193,4 +208,4 @@ def names_in(site: str) -> Iterator[tuple[str, str]]:
         return
     for folder in folders:
         name, version = split_folder(folder)
-        yield normal(name), shown(version)
+        yield subject(name), shown(version)

@@ -27,7 +27,7 @@ from lockd.rules import PythonRule
 if TYPE_CHECKING:
     from lockd.probes.python.survey import Survey
 
-_BUILD = 2  # rises when what is derived from equal trees changes, so that no older memo answers
+_BUILD = 3  # rises when what is derived from equal trees changes, so that no older memo answers
 
 
 def look_at(rule: PythonRule, look: Look) -> Seen:

@@ -10,6 +10,8 @@ import re
 from fnmatch import translate
 from functools import lru_cache
 
+from lockd.facts import shown
+
 _SEPARATORS = re.compile(r"[-_.]+")
 _LEFTOVER = re.compile(r"~[-~.=%0-9]*")
 METADATA_SUFFIXES = (".dist-info", ".egg-info")
@@ -18,6 +20,12 @@ METADATA_SUFFIXES = (".dist-info", ".egg-info")
 def normal(name: str) -> str:
     """The PEP 503 name."""
     return _SEPARATORS.sub("-", name).lower()
+
+
+def subject(name: str) -> str:
+    """The PEP 503 name as it stands in a fact: safe to print and to store, and never with the `/` that parts it from
+    its environment."""
+    return shown(normal(name)).replace("/", "\\x2f")
 
 
 @lru_cache(maxsize=512)

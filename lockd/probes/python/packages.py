@@ -142,9 +142,14 @@ def _alone(ground: Ground, package: Package | None, record: CondaRecord) -> Pack
 
 
 def _with_claims(ground: Ground, packages: dict[str, Package]) -> dict[str, Package]:
-    """Files of packages without RECORD (Debian's, half-removed ones): what their names tell, if nobody else lists
-    it."""
-    bare = [(name, one) for name, package in packages.items() for one in package.distributions if one.record is None]
+    """Files of packages without a RECORD that can be read (Debian's, half-removed ones): what their names tell, if
+    nobody else lists it; of two metadata folders of one name, each its own files."""
+    bare = [
+        (name, one)
+        for name, package in packages.items()
+        for one in package.distributions
+        if len(package.distributions) > 1 or not _has_record(one)
+    ]
     if not bare:
         return packages
     owned = {package.absolute(path) for package in packages.values() for path in (*package.listed, *package.notes)}
@@ -156,6 +161,11 @@ def _with_claims(ground: Ground, packages: dict[str, Package]) -> dict[str, Pack
         owned |= {package.absolute(path) for path in claimed}
         packages[name] = replace(package, listed={**claimed, **package.listed})
     return packages
+
+
+def _has_record(one: Distribution) -> bool:
+    """A RECORD with rows that are none cannot say what it owns."""
+    return one.record is not None and not one.record.malformed
 
 
 def _by_top(ground: Ground, site: str) -> dict[str, list[str]]:
@@ -173,7 +183,7 @@ def _by_top(ground: Ground, site: str) -> dict[str, list[str]]:
 def _claimed(one: Distribution, by_top: Mapping[str, list[str]], owned: set[str]) -> Iterator[str]:
     written = split_folder(one.folder)[0]
     tops = set(one.top_level) or {written, written.lower(), one.name.replace("-", "_")}
-    for top in sorted({one.folder, *tops}):
+    for top in sorted({one.folder} if _has_record(one) else {one.folder, *tops}):
         for path in by_top.get(top, ()):
             if f"{one.site}/{path}" not in owned and not is_note(path, one.folder):
                 yield path

@@ -28,12 +28,13 @@ SAMPLE = 3  # names that a problem shows
 @dataclass(frozen=True)
 class Record:
     """What one RECORD says. listed: path → hex digest as `sha256 hex`, `sha512:hex` for the longer ones, "" without a
-    hash."""
+    hash. malformed: a row has not three columns, so that its path is not to be trusted."""
 
     listed: Mapping[str, str]
     identity: str = ""
     problems: tuple[str, ...] = ()
     notes: frozenset[str] = field(default_factory=frozenset)  # installers' notes and byte code: owned, but not content
+    malformed: bool = False
 
 
 def is_note(path: str, folder: str) -> bool:
@@ -50,8 +51,11 @@ def parse(text: str, folder: str, place: Callable[[str], str | None]) -> Record:
     identity: list[str] = []
     malformed: list[str] = []
     outside: list[str] = []
+    torn = False
+    quoted = '"' in text
     for row in _rows(text):
         path, stated, size = row if len(row) == 3 else (row[0], "malformed", "")
+        torn |= len(row) != 3 or (not quoted and "," in path)
         placed = place(path) if _odd(path) else path
         if placed is None:
             outside.append(path)
@@ -66,7 +70,7 @@ def parse(text: str, folder: str, place: Callable[[str], str | None]) -> Record:
         if not _is_script(placed):
             identity.append(f"{placed},{stated},{size}")
     problems = [*_problem("malformed RECORD row", malformed), *_problem("RECORD row outside the environment", outside)]
-    return Record(listed, _identity(identity), tuple(problems), frozenset(notes))
+    return Record(listed, _identity(identity), tuple(problems), frozenset(notes), torn)
 
 
 def _rows(text: str) -> Iterator[list[str]]:

@@ -1,0 +1,154 @@
+"""Faults that were found by attacking the command line, each kept from coming back: odd names, closed streams, a
+foreign PYTHONPATH, metadata that is no file, numbers that TOML writes and Python does not hold."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scene import LOCKD, ROOT, Answer, Scene, pinned_file
+from tests.wheels import Env, Wheel, build_venv, record_hash
+
+TORCH = {"torch/__init__.py": "x = 1\n", "torch/version.py": "__version__ = '2.11.0+cu128'\ncuda = '12.8'\n"}
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> tuple[Scene, Env]:
+    """A scene that pins a venv with a torch in it, strictly, and has accepted it."""
+    env = build_venv(tmp_path / "venv")
+    put(env, Wheel("torch", "2.11.0", TORCH))
+    scene = Scene(tmp_path)
+    scene.write_policy(f'[[python]]\nname = "train"\npath = "{env.prefix}"\nextra = "block"\nunowned = "block"\n')
+    assert scene.accept().code == 0
+    return scene, env
+
+
+def put(env: Env, wheel: Wheel) -> None:
+    """Unpack a wheel as an installer would."""
+    rows = []
+    for path, content in wheel.members().items():
+        target = env.site / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        rows.append(f"{path},{record_hash(content)},{len(content)}\n")
+    (env.site / wheel.info / "RECORD").write_text("".join(rows) + f"{wheel.info}/RECORD,,\n")
+
+
+def record(env: Env) -> Path:
+    return env.site / "torch-2.11.0.dist-info" / "RECORD"
+
+
+def shell(scene: Scene, script: str, *args: str) -> Answer:
+    """lockd through a shell, which may close its streams first: `script` says "$@"."""
+    words = {"PATH": os.environ["PATH"], "HOME": str(scene.root), "LOCKD_STATE": str(scene.state)}
+    words |= {"LOCKD_POLICY": str(scene.policy), "LOCKD_RUNTIME": str(scene.root / "run")}
+    done = subprocess.run(["sh", "-c", script, "sh", *LOCKD, *args], env=words, capture_output=True, timeout=60)
+    return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_metadata_folder_with_a_hostile_name_is_told_and_stored(venv: tuple[Scene, Env]) -> None:
+    scene, env = venv
+    for name in (b"a\nb-1.0.dist-info", b"\xff-1.dist-info", b"-1.dist-info", b"e/f-1.egg-info".replace(b"/", b"_")):
+        folder = os.fsencode(env.site) + b"/" + name
+        os.mkdir(folder)
+        metadata = b"PKG-INFO" if name.endswith(b".egg-info") else b"METADATA"
+        Path(os.fsdecode(folder + b"/" + metadata)).write_bytes(b"Name: ../q\x1b[31m/z\nVersion: 1\n")
+    answer = scene.verify()
+    assert answer.code == 1
+    assert {r"package:train/\xff", r"package:train/a\nb", "package:train/-1-dist-info"} <= set(answer.facts)
+    assert all(fact.count("/") == 1 for fact in answer.facts)
+    assert "\x1b" not in scene.lockd("verify").out
+    assert scene.accept("--allow-modified", "all").code == 0
+    assert scene.verify().code == 0
+
+
+# -- streams and modules of the caller ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_do_not_change_the_verdict(tmp_path: Path, closed: str) -> None:
+    scene, path = pinned_file(tmp_path)
+    assert shell(scene, f'exec "$@" {closed}', "accept", "-m", "good", "--yes").code == 0
+    assert shell(scene, f'exec "$@" {closed}', "verify").code == 0
+    path.write_text("x = 2\n")
+    assert shell(scene, f'exec "$@" {closed}', "verify").code == 1
+    assert shell(scene, f'exec "$@" {closed}', "log").code == 0
+    assert shell(scene, f'exec "$@" {closed}', "accept", "-m", "good", "--yes").code == 0
+    assert "lock" in scene.lock.read_text()  # and nothing that was meant for a person
+    assert scene.verify().code == 0
+
+
+def test_modules_of_the_callers_pythonpath_do_not_answer_for_lockds_own(tmp_path: Path) -> None:
+    scene, path = pinned_file(tmp_path)
+    scene.accept()
+    path.write_text("x = 2\n")
+    for name in ("json", "argparse", "hashlib", "pydantic", "inspect"):
+        scene.file(f"evil/{name}.py", "import os\nos._exit(0)\n")
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from lockd.__main__ import main; main()"
+    words = {"PATH": os.environ["PATH"], "LOCKD_STATE": str(scene.state), "LOCKD_POLICY": str(scene.policy)}
+    for foreign in (f"{tmp_path}/evil", f"/nowhere:{tmp_path}/home/../evil/"):
+        command = [sys.executable, "-c", start, "verify", "--json"]
+        done = subprocess.run(command, env={**words, "PYTHONPATH": foreign}, capture_output=True, timeout=60)
+        assert (done.returncode, b'"verdict": "block"' in done.stdout) == (1, True), done.stderr
+
+
+# -- metadata ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["RECORD", "METADATA"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_metadata_that_became_a_fifo_or_a_folder_is_changed(venv: tuple[Scene, Env], name: str, make: object) -> None:
+    scene, env = venv
+    path = env.site / "torch-2.11.0.dist-info" / name
+    path.unlink()
+    assert callable(make)
+    make(path)
+    answer = scene.verify()
+    assert (answer.code, answer.facts) == (1, ["package:train/torch"])
+    assert f"{name} is no file" in answer.out
+
+
+def test_a_record_with_torn_rows_is_one_finding(venv: tuple[Scene, Env]) -> None:
+    scene, env = venv
+    record(env).write_text(record(env).read_text().replace("sha256=", "sha256=AAAA,"))
+    answer = scene.verify()
+    assert (answer.code, answer.facts) == (1, ["package:train/torch"])
+
+
+def test_a_record_of_noise_is_one_finding(venv: tuple[Scene, Env]) -> None:
+    scene, env = venv
+    record(env).write_bytes(b'a\0b,sha256=x,1\n\xff\xfe,,\n"unclosed')
+    answer = scene.verify()
+    assert (answer.code, answer.facts) == (1, ["package:train/torch"])
+
+
+def test_a_second_metadata_folder_of_one_name_is_one_finding(venv: tuple[Scene, Env]) -> None:
+    scene, env = venv
+    second = shutil.copytree(env.site / "torch-2.11.0.dist-info", env.site / "torch-2.9.0.dist-info")
+    (second / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
+    answer = scene.verify()
+    assert (answer.code, answer.facts) == (1, ["package:train/torch"])
+    assert "duplicate" in answer.out
+
+
+# -- policy and lock ---------------------------------------------------------------------------------------------------
+
+
+def test_numbers_that_python_does_not_hold_are_a_mistake_in_the_file(tmp_path: Path) -> None:
+    scene, _ = pinned_file(tmp_path)
+    scene.accept()
+    good = scene.lock.read_text()
+    scene.lock.write_text(f"{good}\nx = {'9' * 5000}\n")
+    assert scene.verify().code == 2
+    scene.lock.write_text(good)
+    scene.policy.write_text(f"schema = {'9' * 5000}\n")
+    answer = scene.verify()
+    assert (answer.code, "internal" in answer.err) == (2, False)
