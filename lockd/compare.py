@@ -62,7 +62,16 @@ def file_changes(old: Manifest, new: Manifest, *, grow: bool = False) -> FileCha
     gone = [path for path in changed if new[path] == "missing"]  # listed by its package, but not there
     changed = [path for path in changed if new[path] != "missing"]
     telling = sorted([*changed, *added, *missing, *gone], key=_telling)[:EXAMPLES]
-    return FileChanges(len(changed), len(added), len(missing) + len(gone), tuple(map(shown, telling)))
+    links = tuple(shown(_redirected(old[path], new[path])) for path in telling if _are_links(path, old, new))
+    return FileChanges(len(changed), len(added), len(missing) + len(gone), tuple(map(shown, telling)), links)
+
+
+def _are_links(path: str, old: Manifest, new: Manifest) -> bool:
+    return old.get(path, "").startswith("-> ") and new.get(path, "").startswith("-> ")
+
+
+def _redirected(old: str, new: str) -> str:
+    return f"leads to {new.removeprefix('-> ')}, not {old.removeprefix('-> ')}"
 
 
 def _telling(path: str) -> tuple[bool, bool, bool, int, str]:

@@ -38,12 +38,16 @@ class Breach:
 
 @dataclass(frozen=True)
 class FileChanges:
-    """How many files of a fact changed, came and went, and some names (escaped, at most 5, most telling first)."""
+    """How many files of a fact changed, came and went, and some names (escaped, at most 5, most telling first).
+
+    links: of links among these names that lead elsewhere, from and to in words.
+    """
 
     changed: int = 0
     added: int = 0
     missing: int = 0
     examples: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:

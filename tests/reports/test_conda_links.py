@@ -38,4 +38,9 @@ def test_the_link_of_libstdcxx_that_leads_to_an_older_library(scene: Scene) -> N
     link.unlink()
     (link.parent / "libstdc++.so.6.0.29").write_text("\x7fELF GLIBCXX_3.4.29\n")
     link.symlink_to("libstdc++.so.6.0.29")
-    told(scene, "package:train/libstdcxx", "changed", "libstdcxx 15.2.0", "lib/libstdc++.so.6")
+    told(
+        scene,
+        "package:train/libstdcxx",
+        "changed",
+        "lib/libstdc++.so.6; leads to libstdc++.so.6.0.29, not libstdc++.so.6.0.34",
+    )

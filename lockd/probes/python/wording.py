@@ -132,6 +132,7 @@ def _content(difference: Difference, before: Fact | None, after: Fact | None) ->
         counted = after.told.get("modified") if after else 0
         total = counted if isinstance(counted, int) else 0
     yield _files_line(names, total, bool(modified), files)
+    yield from files.links if files and files.total == 1 else ()
     if after and "links" in after.told:
         yield f"{after.told['links']}: `uv cache clean {after.subject.rpartition('/')[2]}` before a reinstall"
     if before and not modified and before.told.get("modified"):
