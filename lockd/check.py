@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lockd.state import State
 
 Progress = Callable[[int, int], None]  # bytes done, bytes to do
+Explained = Callable[[tuple[Difference, ...], Sight, "State", "Lock"], tuple[Difference, ...]]  # adds files
 
 _NOT_ACCEPTED = "the policy has changed since the last accept; its commands do not run"
 _NO_STATE = "no state of this user has accepted this policy; its commands do not run"
@@ -94,16 +95,15 @@ def judged_sight(
     full: bool = False,
     commands: bool = True,
     started: float,
+    explained: Explained | None = None,
 ) -> Report:
-    """What one look comes to. started: when it began, by the monotonic clock."""
+    """What one look comes to. started: when it began, by the monotonic clock. explained: in place of `explain`."""
     # 1. compare with the lock and with the policy's pins
     held = hold(policy, lock, sight, launch, commands=commands, state=state)
     breaches = sorted_breaches(policy, sight.facts)
     differences = compare(held.expected, held.found, breaches)
     if differences and state is not None and lock is not None:
-        from lockd.explain import explain
-
-        differences = explain(differences, sight, state, lock)
+        differences = (explained or _explain)(differences, sight, state, lock)
     # 2. judge
     judged = judge(policy, differences, sight.claimed, edited=lock is not None and lock.policy_digest != policy.digest)
     findings, recorded = judged.findings, judged.recorded

@@ -7,7 +7,7 @@ Never: compares or judges, or looks at what the policy does not name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockd.facts import Fact, Facts, Unknown, shown
@@ -80,17 +80,17 @@ def look_at(look: Look) -> Sight:
 
     facts: dict[str, Fact | Unknown] = {}
     claimed: dict[str, tuple[str, Any]] = {}
-    behind: list[Callable[[], Mapping[str, Manifest]]] = []
+    behind: dict[str, Callable[[], Mapping[str, Manifest]]] = {}
     failures: list[str] = []
     for section, rule in rules(look.policy):
         if look.only is not None and section not in look.only:
             continue
         seen = _guarded(section, rule, look, failures)
-        behind.append(seen.manifests)
         for fact in seen.facts:
             if fact.name not in facts or _is_literal(rule, fact.subject):
                 facts[fact.name], claimed[fact.name] = fact, (section, rule)
-    return Sight(Facts(facts.values()), claimed, lambda: _merged(behind), tuple(look.not_looked), tuple(failures))
+                behind[fact.name] = seen.manifests
+    return Sight(Facts(facts.values()), claimed, lambda: Manifests(behind), tuple(look.not_looked), tuple(failures))
 
 
 def rule_fact(section: str, rule: Any) -> tuple[str, str]:
@@ -120,8 +120,21 @@ def _is_literal(rule: Any, subject: str) -> bool:
     return isinstance(path, str) and shown(path) == subject
 
 
-def _merged(behind: list[Callable[[], Mapping[str, Manifest]]]) -> dict[str, Manifest]:
-    merged: dict[str, Manifest] = {}
-    for manifests in behind:
-        merged.update(manifests())
-    return merged
+class Manifests(Mapping[str, "Manifest"]):
+    """Fact → manifest. A rule's manifests are made when one of its facts is asked for, and once."""
+
+    def __init__(self, behind: Mapping[str, Callable[[], Mapping[str, Manifest]]]) -> None:
+        self._behind = behind
+        self._made: dict[Callable[[], Mapping[str, Manifest]], Mapping[str, Manifest]] = {}
+
+    def __getitem__(self, name: str) -> Manifest:
+        make = self._behind[name]
+        if make not in self._made:
+            self._made[make] = make()
+        return self._made[make][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._behind if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 from lockd import check, history
 from lockd.clock import stamp
 from lockd.daemon import standing
+from lockd.daemon.explained import Explainer, unexplained
 from lockd.daemon.eyes import Eyes
 from lockd.daemon.gather import Burst, Gatherer
 from lockd.daemon.record import Recorder
 from lockd.daemon.subject import Subject
 from lockd.errors import LockdError
+from lockd.plain import replace as replace_plain
 from lockd.store import Event
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ class Decider(threading.Thread):
         self._reload = self._whole = self._stopping = False
         self._timers = _Timers()
         self._answers: dict[Any, Report] = {}
+        self._explainer = Explainer()
         self._watching: Mapping[str, str] = {}
         self._watched: Policy | None = None
 
@@ -257,24 +260,26 @@ class Decider(threading.Thread):
             self.eyes.save()
         if commands:
             self._timers.commands = after + COMMANDS
-        report = self._judged(sight, now)
-        known = before.manifests if before is not None else dict
-        self.marks = standing.mark(report, self.marks, burst.hints, known)
-        report = standing.apply(report, self.marks)
         self._answers = {}
-        self._publish(
-            Standing(
-                report,
-                time.time(),
-                time.time() if whole else self.standing.whole_at,
-                self.subject.trouble,
-                self.standing.bursts + bool(burst.hints),
-                self.standing.looks + 1,
-            )
+        report = self._judged(sight, now, unexplained)
+        new = Standing(
+            standing.apply(report, self.marks),
+            time.time(),
+            time.time() if whole else self.standing.whole_at,
+            self.subject.trouble,
+            self.standing.bursts + bool(burst.hints),
+            self.standing.looks + 1,
         )
+        self._publish(new)  # the verdict first; whose files they are may take a while
+        if report.differences:
+            report = self._judged(sight, now, self._explainer)
+        self.marks = standing.mark(report, self.marks, burst.hints, before.manifests if before is not None else dict)
+        plain = self._explainer.plain(sight, report.differences)
+        report = replace_plain(standing.apply(report, self.marks), sight=plain)
+        self._publish(replace(new, report=report))
         self.recorder.take(report, burst, time.monotonic())
 
-    def _judged(self, sight: Sight, started: float) -> Report:
+    def _judged(self, sight: Sight, started: float, explained: check.Explained) -> Report:
         assert self.subject.policy is not None
         return check.judged_sight(
             self.subject.policy,
@@ -283,6 +288,7 @@ class Decider(threading.Thread):
             lock=self.subject.lock,
             launch=None,
             started=started,
+            explained=explained,
         )
 
     def _publish(self, new: Standing) -> None:
@@ -339,6 +345,7 @@ class Decider(threading.Thread):
                 launch=question.launch,
                 commands=question.commands,
                 started=started,
+                explained=self._explainer,
             )
             self._answers[key] = standing.apply(judged, self.marks)
         return self._answers[key]

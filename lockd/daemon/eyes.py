@@ -7,10 +7,13 @@ Never: judges. Not for several threads, but for what `files` gives the reader.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lockd import check
 from lockd.daemon.memo import HeldMemo
@@ -62,6 +65,14 @@ class Eyes:
             self._say("watch_refused", error=str(error))
             return
         self._watcher = watcher
+
+    @staticmethod
+    def _trim() -> None:
+        """Give back what a look at everything needed for a moment."""
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+        if trim is not None:
+            trim(0)
 
     def close(self) -> None:
         """Let go of the watcher."""
@@ -126,6 +137,7 @@ class Eyes:
     def save(self) -> None:
         """Keep what was learned for the next daemon or direct look."""
         trouble = self._disk.save()
+        self._trim()
         if trouble is not None:
             self._say("cache_unwritable", error=trouble.reason, path=trouble.path)
 
@@ -144,7 +156,7 @@ def _merged(sights: list[Sight]) -> Sight:
     return Sight(
         Facts(facts.values()),
         claimed,
-        lambda: {name: manifest for one in sights for name, manifest in one.manifests().items()},
+        lambda: ChainMap(*(cast("dict[str, Any]", one.manifests()) for one in sights)),
         tuple(line for one in sights for line in one.not_looked),
         tuple(line for one in sights for line in one.failures),
     )

@@ -72,10 +72,15 @@ def _own(fact: str, sight: Sight, hints: tuple[Hint, ...], manifests: Manifests)
         hint for hint in hints if hint.kind not in LOSSES and hint.path.startswith(tuple(f"{one}/" for one in roots))
     ]
     if fact.startswith("package:") and below:
-        names = {*sight.manifests().get(fact, ()), *manifests().get(fact, ())}
+        names = {*sight.manifests().get(fact, ()), *manifests().get(fact, ())} if _several(below) else set()
         files = [hint for hint in below if _is_in(hint.path, names)]
         return files or below
     return below
+
+
+def _several(hints: list[Hint]) -> bool:
+    """Was there more than one process at work? Only then it matters whose files are whose."""
+    return len({(hint.who.pid, hint.who.started) for hint in hints}) > 1
 
 
 def _is_in(path: str, names: set[str]) -> bool:
