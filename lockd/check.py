@@ -140,6 +140,12 @@ def _override(policy: Policy, state: State | None, verdict: Verdict, findings: t
     return overrides.standing(state, findings, policy)
 
 
+def _explain(differences: tuple[Difference, ...], sight: Sight, state: State, lock: Lock) -> tuple[Difference, ...]:
+    from lockd.explain import explain
+
+    return explain(differences, sight, state, lock)
+
+
 def see(
     policy: Policy,
     *,
