@@ -87,7 +87,9 @@ def _keep_present(
 ) -> Journal:
     """Keep every path that will change, and write the journal that tells of it."""
     with Keeping(store) as keeping:
-        rows = {row.path: row for row in _present(keeping, folders, plan)}
+        rows: dict[str, Row] = {}
+        for row in _present(keeping, folders, plan):
+            rows.setdefault(row.path, row)
         if before is not None:
             rows = _continued(rows_of(store, before), rows)
         digest = keeping.add_bytes(keep.pack(rows.values()))
@@ -121,7 +123,7 @@ def _present(keeping: Keeping, folders: Folders, plan: Plan) -> Iterator[Row]:
             continue
         row = _kept(keeping, folders, act.row.path)
         if row.kind == NOTHING:
-            _check_way(folders, act.row.path)
+            yield from (Row(folder, NOTHING) for folder in _missing_above(folders, act.row.path))
         yield row
         if row.kind == FOLDER and act.row.kind not in (FOLDER, NOTHING):
             yield from (_kept(keeping, folders, path) for path in place.below(folders, row.path))
@@ -138,14 +140,18 @@ def _kept(keeping: Keeping, folders: Folders, path: str) -> Row:
     return row
 
 
-def _check_way(folders: Folders, path: str) -> None:
-    """Refuse before anything is changed where a link, or a file, stands in the way to a path."""
+def _missing_above(folders: Folders, path: str) -> Iterator[str]:
+    """The folders that will be made on the way to a path.
+
+    Refused before anything is changed where a link, or a file, stands in the way.
+    """
     at = os.path.dirname(path)
     while at not in ("", "/"):
         try:
             folders.open(at)
             return
         except FileNotFoundError:
+            yield at
             at = os.path.dirname(at)
         except NotADirectoryError as error:
             hint = "look at who put it there, and take it away"

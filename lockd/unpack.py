@@ -100,7 +100,7 @@ class _Unpacking:
             kind, _, inner = rest.partition("/")
             base = self._bases()[kind]
         path = posixpath.normpath(f"{base}/{inner}")
-        if "\\" in name or not inner or not path.startswith(base + "/"):
+        if "\\" in name or not inner or inner.startswith("/") or not path.startswith(base + "/"):
             raise ValueError(f"{shown(name)} leaves its folder")
         return path, kind == "scripts"
 
