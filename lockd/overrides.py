@@ -55,29 +55,35 @@ class Override:
         return told if self.once else {**told, "until": stamp(self.until)}
 
 
-def may(policy: Policy) -> bool:
-    """Whether this user may override: root, the policy's owner, members of `launch.override_group`."""
+def may(policy: Policy, uid: int | None = None) -> bool:
+    """Whether a user (None: this one) may override: root, the policy's owner, members of `launch.override_group`."""
+    user = os.geteuid() if uid is None else uid
     group = policy.launch.override_group
-    return os.geteuid() in (0, policy.owner) or (group is not None and _is_member(group))
+    return user in (0, policy.owner) or (group is not None and _is_member(user, group))
 
 
-def check_may(policy: Policy) -> None:
+def check_may(policy: Policy, uid: int | None = None) -> None:
     """RefusedError for who may not."""
-    if may(policy):
+    if may(policy, uid):
         return
     group = policy.launch.override_group
     who = f"root, the owner of the policy{f' and members of {group}' if group else ''} may"
     raise RefusedError("this user may not override the policy", where=policy.path, hint=who)
 
 
-def _is_member(group: str) -> bool:
+def _is_member(user: int, group: str) -> bool:
+    """By the groups of this process, or for somebody else by those of the account."""
     import grp
+    import pwd
 
     try:
         number = grp.getgrnam(group).gr_gid
-    except KeyError:
+        if user == os.geteuid():
+            return number in (os.getegid(), *os.getgroups())
+        account = pwd.getpwuid(user)
+        return number in os.getgrouplist(account.pw_name, account.pw_gid)
+    except (KeyError, OSError):
         return False
-    return number in (os.getegid(), *os.getgroups())
 
 
 # -- the kept one

@@ -47,10 +47,11 @@ class Run:
     generation: int | None
     state: int | None
     body: Mapping[str, Any]
+    of: str = ""  # the account in whose own state it stands, where that is not the policy's
 
     @property
     def name(self) -> str:
-        return f"run:{self.number}"
+        return f"{self.of}:{self.number}" if self.of else f"run:{self.number}"
 
     @property
     def exit(self) -> int | str | None:
@@ -249,17 +250,12 @@ def is_name(word: str) -> bool:
 
 def facts(store: Store, run: Run) -> Facts:
     """The facts that a run started on, those of its launch with them. LookError where they are not kept."""
-    text = None if run.state is None else store.state_facts(run.state)
-    if text is None:
+    from lockd.history import state_facts
+
+    found = None if run.state is None else state_facts(store, run.state, run.body.get("launch_facts", ()))
+    if found is None:
         raise LookError(f"the state that {run.name} started on is not kept", hint="lockd runs shows which have one")
-    return facts_of(text, run.body.get("launch_facts", ()))
-
-
-def facts_of(text: str, more: Iterable[Mapping[str, Any]] = ()) -> Facts:
-    """Facts from the text that a state is kept as, with rows of the same form."""
-    from lockd.history import read_fact
-
-    return Facts(read_fact(row) for row in (*json.loads(text), *more))
+    return found
 
 
 def document(run: Run) -> dict[str, Any]:
@@ -268,6 +264,7 @@ def document(run: Run) -> dict[str, Any]:
     head = {"id": run.number, "start": run.start, "end": run.end, "duration_s": duration(run), "exit": run.exit}
     ids = {"environment": run.environment or None, "launch": run.launch or None, "generation": run.generation}
     pids = [process["pid"] for process in run.body.get("processes", ())]
+    head |= {"recorded_by": run.of} if run.of else {}
     return {**head, **ids, "state": run.state, "running": run.end is None, **body, "pids": pids, "exit": run.exit}
 
 

@@ -304,3 +304,53 @@ def test_a_growing_cache_of_a_run(tmp_path: Path) -> None:
     assert scene.verify().code == 0
     (cache / "two").unlink()
     assert scene.verify().code == 1
+
+
+# -- other users' records
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_the_runs_of_a_guest_are_read_as_that_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+    import tempfile
+
+    from lockd import guests
+
+    home = Path(tempfile.mkdtemp(dir="/tmp"))  # tmp_path is closed to other users
+    try:
+        own = home / ".local" / "state" / "lockd" / "ct-0"
+        own.mkdir(parents=True)
+        opened = open_store(str(own / "store.sqlite"))
+        assert opened is not None
+        with opened:
+            runs.begin(opened, begun())
+            runs.note(opened, 1, {"ktok_s": 12.8})
+            odd = (
+                "2026-01-01T00:00:00Z",
+                "e",
+                "l",
+                json.dumps({"argv": 5, "notes": [], "user": "root", "verdict": None}),
+            )
+            opened.change("INSERT INTO runs (started, environment, launch, body) VALUES (?, ?, ?, ?)", *odd)
+            opened.change("INSERT INTO runs (started, environment, launch, body) VALUES ('x', '', '', '[]')")
+        for path in (home, *home.rglob("*")):
+            os.chown(path, 4242, 4242)
+        guest = guests.Guest("ana", 4242, 4242, str(own / "store.sqlite"))
+        second, first = guests.runs_of(guest)
+        assert (first.name, first.notes, first.body["user"]) == ("ana:1", {"ktok_s": 12.8}, "ana")
+        assert (second.body["argv"], second.body["user"]) == ([], "ana")
+        assert "ana:1" in report.table([second, first], "2099-01-01T00:00:00Z")
+        assert runs.document(first)["recorded_by"] == "ana"
+        os.chown(own / "store.sqlite", 0, 0)
+        (own / "store.sqlite").chmod(0o600)
+        with pytest.raises(OSError):  # root could read it; ana cannot
+            guests.runs_of(guest)
+    finally:
+        shutil.rmtree(home)
+
+
+def test_for_a_plain_user_there_are_no_guests(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockd import guests
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert guests.guests("/etc/lockd/policy.toml") == []

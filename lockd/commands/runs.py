@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("at least one", where="-n")
     with opened(args) as (state, store):
         listed = [] if state is None or store is None else _listed(state, store, args.max)
+        listed = _with_guests(args, listed)
         if args.compare and store is not None:
             _compare(args, store, listed)
         elif args.json:
@@ -68,6 +69,20 @@ def _listed(state: State, store: Store, limit: int | None) -> list[Run]:
     except (LockdError, OSError) as error:  # a full disk hides no run
         cli.warn(f"ends and notes of runs could not be recorded: {error}")
     return runs.listed(store, limit)
+
+
+def _with_guests(args: argparse.Namespace, listed: list[Run]) -> list[Run]:
+    """For root: those that other users recorded in states of their own, among the others by their start."""
+    from lockd import cli, guests
+    from lockd.session import find_policy
+
+    found = list(listed)
+    for guest in guests.guests(find_policy(args)):
+        try:
+            found += guests.runs_of(guest)
+        except OSError as error:
+            cli.warn(f"the runs of {guest.name} could not be read: {error.strerror}")
+    return found if len(found) == len(listed) else sorted(found, key=lambda one: one.start, reverse=True)[: args.max]
 
 
 def _compare(args: argparse.Namespace, store: Store, listed: Sequence[Run]) -> None:

@@ -23,6 +23,7 @@ from lockd.plain import dataclass
 if TYPE_CHECKING:
     from lockd.check import Report
     from lockd.findings import Finding
+    from lockd.lock import Lock
     from lockd.look import Launch
     from lockd.origin import Origin
     from lockd.overrides import Override
@@ -41,7 +42,8 @@ Outcome = Literal["admitted", "refused", "blind"]
 class Asked:
     """A launch that asks. policy: its absolute path. override: why it should start in spite of a block.
 
-    pid: the process that is, or becomes, the launch. look: how to look; the gate's own by default.
+    pid: the process that is, or becomes, the launch. who: who asks; this process's own user by default. look: what
+    was seen, where somebody else looked (the daemon); a look of the gate's own by default.
     """
 
     policy: str
@@ -50,7 +52,8 @@ class Asked:
     pid: int
     override: str | None = None
     trust_unmapped: bool = False
-    told: Callable[[], dict[str, Any]] | None = None
+    who: Origin | None = None
+    look: Callable[[Policy, Lock | None, Launch], Report] | None = None
     progress: Callable[[int, int], None] | None = None
 
 
@@ -138,7 +141,7 @@ def _inside(scene: _Scene) -> Run | None:
 def _scene(asked: Asked) -> _Scene:
     from lockd import origin, state
 
-    who = origin.current(asked.launch.environ)
+    who = asked.who if asked.who is not None else origin.current(asked.launch.environ)
     try:
         where = state.open(asked.policy, create=os.path.exists(asked.policy), guest=True)
     except (LookError, OSError) as error:
@@ -168,7 +171,10 @@ def _decide(scene: _Scene, loaded: Policy) -> Answer:
     asked, state = scene.asked, scene.state
     cache = None if state is None else state.cache_dir
     good = lock.read_cached(loaded.lock_path, cache, policy=loaded.name, trust_unmapped=asked.trust_unmapped)
-    report = check(loaded, state=state, lock=good, launch=asked.launch, commands=False, progress=asked.progress)
+    if asked.look is not None:
+        report = asked.look(loaded, good, asked.launch)
+    else:
+        report = check(loaded, state=state, lock=good, launch=asked.launch, commands=False, progress=asked.progress)
     _keep_history(scene, report)
     return _judged(scene, report)
 
@@ -197,7 +203,7 @@ def _override(scene: _Scene, report: Report) -> Override | None:
 
     if scene.asked.override is None or report.verdict not in ("block", "unknown"):
         return report.override
-    overrides.check_may(report.policy)
+    overrides.check_may(report.policy, scene.who.uid)
     nothing = Finding("policy:lock", "unreadable", "block", ("lock",), "no known-good yet", "")
     found = overrides.new(report.findings or (nothing,), scene.asked.override, scene.who, overrides.LONGEST)
     return overrides.once(found)
@@ -251,9 +257,7 @@ def _record(scene: _Scene, state: State, report: Report | None, verdict: str, ov
     told: dict[str, Any] = {"conditions": conditions.now(None if report is None else report.sight, asked.pid)}
     if override is not None:
         told["override"] = override.document()
-    begun = runs.Begun(
-        asked.launch, report, asked.gate, verdict, scene.who, asked.pid, told={**told, **(asked.told or dict)()}
-    )
+    begun = runs.Begun(asked.launch, report, asked.gate, verdict, scene.who, asked.pid, told=told)
     store = state.store(create=True)
     assert store is not None  # it is made where missing
     with store, store.transaction():
