@@ -56,6 +56,8 @@ class Bench:
         if not (self.home / "git").exists():
             subprocess.run([*where, "init", "-q"], check=True)
             subprocess.run([*where, "-c", "core.looseCompression=0", "add", "-A", "-f"], check=True, cwd=self.prefix)
+            who = ["-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "gc.auto=0"]
+            subprocess.run([*where, *who, "commit", "-q", "-m", "bench"], check=True, cwd=self.prefix)
         return [*where, "status", "--porcelain"]
 
     def aide(self) -> list[str] | None:
