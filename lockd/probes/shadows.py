@@ -2,6 +2,7 @@
 
 Always holds: only what import would really prefer counts: a module or a package with an `__init__`; a bare folder
 (a namespace) loses to an installed package, and names that Python has loaded before a script runs cannot be shadowed.
+What runs at every start is told where PYTHONPATH brings it, whether or not the environment has its own.
 Never: imports, or looks deeper than the first level of a folder.
 """
 
@@ -16,6 +17,7 @@ from lockd.disk import Trouble
 
 _LOADED_FIRST = {"abc", "codecs", "encodings", "genericpath", "importlib", "io", "ntpath", "os", "posixpath"}
 _LOADED_FIRST |= {"runpy", "site", "sitecustomize", "stat", "usercustomize", "zipimport"}
+STARTED = frozenset({"sitecustomize", "usercustomize"})
 STANDARD = frozenset(sys.stdlib_module_names) - frozenset(sys.builtin_module_names) - _LOADED_FIRST
 
 
@@ -61,6 +63,8 @@ def _hidden(label: str, names: Mapping[str, str], installed: Mapping[str, str]) 
             yield Shadow(name, label, path, "the installed package")
         elif name not in installed and name in STANDARD:
             yield Shadow(name, label, path, "the standard library's")
+        elif label == "PYTHONPATH" and name in STARTED:  # on the path before `site` asks for them
+            yield Shadow(name, label, path, "the environment's own, and run it at every start")
 
 
 def modules(folder: str, *, namespaces: bool) -> dict[str, str] | Trouble:
