@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from lockd.facts import shown
+from lockd.plain import dataclass
 
 UNSET_LOGIN = 4294967295  # (uid_t)-1: no login was ever recorded for this process
 FROM_OUTSIDE = "pct exec/lxc-attach"
@@ -75,7 +75,7 @@ class Origin:
 
     def data(self) -> dict[str, Any]:
         """As plain data, for the log; unset values left out."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, ())} | {
+        return {name: value for name, value in vars(self).items() if value not in (None, ())} | {
             "origin": ", ".join(self.ways)
         }
 
@@ -93,6 +93,19 @@ def current(environ: Mapping[str, str] | None = None) -> Origin:
         login_uid=login,
         login_user=None if login is None else user_name(login),
         ways=ways_in(chain(os.getpid(), _process), parse_unit(_read("/proc/self/cgroup"))),
+    )
+
+
+def of(pid: int, uid: int) -> Origin:
+    """Who is behind another process, as far as /proc tells; its uid as the kernel told it."""
+    login = parse_login_uid(_read(f"/proc/{pid}/loginuid"))
+    return Origin(
+        user=user_name(uid),
+        uid=uid,
+        pid=pid,
+        login_uid=login,
+        login_user=None if login is None else user_name(login),
+        ways=ways_in(chain(pid, _process), parse_unit(_read(f"/proc/{pid}/cgroup"))),
     )
 
 
