@@ -9,6 +9,7 @@ Never: maps or loads the file, opens what is not a regular file, or reads a whol
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from typing import NamedTuple
@@ -46,8 +47,10 @@ def read(path: str) -> Elf | Broken:
     """The dynamic section of a file; its links are followed."""
     try:
         descriptor = open_regular(os.path.realpath(path))
-    except (OSError, ValueError) as error:
-        return Broken(reason(error) if isinstance(error, OSError) else str(error))
+    except OSError as error:
+        return Broken("not a regular file" if error.errno == errno.EINVAL else reason(error))
+    except ValueError as error:  # a NUL in the path
+        return Broken(str(error))
     try:
         return _read(descriptor, os.fstat(descriptor).st_size)
     except (struct.error, ValueError) as error:
@@ -84,6 +87,8 @@ def _read(descriptor: int, size: int) -> Elf | Broken:
     head = os.pread(descriptor, 64, 0)
     if head[:4] != b"\x7fELF":
         return Broken("no ELF file")
+    if len(head) < 64:
+        raise ValueError("cut short")
     wide, order = head[4] == 2, "<" if head[5] == 1 else ">"
     machine = struct.unpack_from(f"{order}H", head, 18)[0]
     start = struct.unpack_from(f"{order}{'Q' if wide else 'I'}", head, 32 if wide else 28)[0]
