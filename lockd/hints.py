@@ -44,6 +44,8 @@ def _way_back(difference: Difference, policy: Policy) -> list[str]:
     short = short_name(difference.name, policy)
     if kind == "env":
         return [f"lockd diff; start the launch {_variable(difference, subject)}"]
+    if kind == "python" and difference.attributes.get("gate", ("", ""))[1]:
+        return [f"lockd gate install site --env {subject}"]
     if kind == "launch" and subject == "python":
         wanted = next((rule.path for rule in policy.python if rule.name == policy.launch.python), "")
         return [f"start it with {shown(wanted)}/bin/python" if wanted else "lockd diff"]

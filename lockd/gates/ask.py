@@ -74,6 +74,8 @@ def parse(data: bytes) -> Request:
     try:
         pid, policy, state, runtime, flags, cwd, count = parts[:7]
         argv, rows = parts[7 : 7 + int(count)], parts[7 + int(count) : -1]
+        if len(argv) < int(count):
+            raise ValueError(count)
         environ = dict(row.split("=", 1) for row in rows)
         launch = Launch(environ, cwd, tuple(argv), f"pid {int(pid)}")
         return Request(int(pid), policy, state, runtime, flags == "unmapped", launch)

@@ -99,7 +99,7 @@ def install(policy: Policy, where: Place, state: State | None, *, trust_unmapped
     others = [one for one in _installed(where) if one["policy"] != policy.path]
     entry = _entry(policy, trust_unmapped)
     policies = sorted([*others, entry], key=lambda one: str(one["policy"]))
-    _put(where, render({"python": sys.executable, "patience": PATIENCE, "policies": policies}))
+    put(where, render({"python": sys.executable, "patience": PATIENCE, "policies": policies}))
     _record(state, where, installed=True)
     return status(policy, where, state)
 
@@ -110,8 +110,8 @@ def remove(policy: Policy, where: Place, state: State | None) -> bool:
     others = [one for one in known if one["policy"] != policy.path]
     there = any(os.path.lexists(os.path.join(where.folder, name)) for name in (MODULE, PTH))
     if others and len(others) < len(known):
-        content = _content(where) or {}
-        _put(where, render({**content, "policies": others}))
+        content = content_of(where) or {}
+        put(where, render({**content, "policies": others}))
     elif there and not others:
         _take_out(where)
     _record(state, where, installed=False)
@@ -154,7 +154,8 @@ def _check_self() -> None:
         raise LockdError("this Python does not find lockd by itself", where=sys.executable, hint=hint)
 
 
-def _put(where: Place, module: bytes) -> None:
+def put(where: Place, module: bytes) -> None:
+    """Write both files, the module first."""
     try:
         _forget_bytecode(where.folder)
         atomic.write(os.path.join(where.folder, MODULE), module)
@@ -200,7 +201,7 @@ def status(policy: Policy, where: Place, state: State | None) -> Status:
     again = f"lockd gate install site --env {where.name}"
     if found is None:
         return Status(where, False, (), "the hook that was installed is gone" if where.name in recorded else "", again)
-    content = _content(where)
+    content = content_of(where)
     policies = tuple(str(one["policy"]) for one in (content or {}).get("policies", ()))
     trouble = _trouble(policy, content, found, policies)
     return Status(where, True, policies, trouble, again if trouble else "")
@@ -222,10 +223,10 @@ def _trouble(policy: Policy, content: dict[str, Any] | None, found: hook.Hook, p
 
 def _installed(where: Place) -> list[dict[str, Any]]:
     """The policies of the hook that is there; none of one that can't be read, which is then written anew."""
-    return list((_content(where) or {}).get("policies", ()))
+    return list((content_of(where) or {}).get("policies", ()))
 
 
-def _content(where: Place) -> dict[str, Any] | None:
+def content_of(where: Place) -> dict[str, Any] | None:
     """What the hook that is there was filled with. None: there is none, or it is no hook of this shape."""
     try:
         with open(os.path.join(where.folder, MODULE), encoding="utf-8", errors="surrogateescape") as file:

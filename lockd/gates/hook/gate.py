@@ -80,8 +80,8 @@ def main():
             return
         try:
             cwd = os.getcwd()
-        except OSError:  # deleted: only an absolute path can still be started
-            cwd = "/nonexistent"
+        except OSError:  # deleted; what lies above it is still found from there
+            cwd = ""
         policies = named(argv, cwd)
     except Exception:  # whatever this is, it is no launch that could be recognised
         return
@@ -92,7 +92,7 @@ def main():
             tell([f"lockd: gates are switched off by {DISABLED}; this launch was not looked at"])
             return
         for policy in policies:
-            decide(policy, [sys.executable or argv[0], *argv[1:]], cwd)
+            decide(policy, [sys.executable or argv[0], *argv[1:]], cwd or "/")
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)
     except Exception:  # never into site

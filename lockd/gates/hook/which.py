@@ -86,8 +86,20 @@ def scripts(word, cwd):
         found = os.stat(path)
     except (OSError, ValueError):
         return []
-    paths = {os.path.normpath(path), os.path.realpath(path)}
+    paths = {os.path.normpath(path), real(path)}
     return [one for one in HOOK["policies"] if any(is_script(pattern, paths, found) for pattern in one["scripts"])]
+
+
+def real(path):
+    """A path without links; from a folder that is gone only the kernel knows it."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            return os.readlink(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
 
 
 def is_script(pattern, paths, found):

@@ -22,7 +22,7 @@ RECORD = "hooks.json"  # in the state: environment → digest of the hook that w
 FILLED = "HOOK = "  # the line that an install fills in
 _SEAL = "# seal: "
 _PARTS = os.path.join(os.path.dirname(__file__), "..", "..", "gates", "hook")
-_ORDER = ("which", "belongs", "saying", "daemon", "start", "gate")  # as `gates.hook` says; imports run one way
+ORDER = ("which", "belongs", "saying", "daemon", "start", "gate")  # as `gates.hook` says; imports run one way
 _BETWEEN = ("from lockd.gates.hook.", "# mypy: ")  # lines that have a meaning only while the parts are apart
 
 State = Literal["genuine", "version", "changed"]
@@ -85,7 +85,7 @@ def recorded(state_folder: str) -> dict[str, str]:
 def template() -> str:
     """The module as lockd ships it: its parts, one after the other."""
     lines: list[str] = []
-    for name in _ORDER:
+    for name in ORDER:
         with open(os.path.join(_PARTS, f"{name}.py"), encoding="utf-8") as file:
             lines += [line for line in file if not line.startswith(_BETWEEN)]
     return "".join(lines)
