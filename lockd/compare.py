@@ -19,6 +19,8 @@ Manifest = Mapping[str, str]
 
 EXAMPLES = 5  # names of files that a difference carries
 _METADATA = (".dist-info/", ".egg-info/", "/__pycache__/")
+_FOLDER = frozenset(("present", "digest", "entries", "files", "folders", "bytes"))
+_LOOKS = {"package": frozenset(("content", "sources")), "tree": _FOLDER, "cache": _FOLDER}  # there by the rule's choice
 _INSTALLED = ("version", "record", "tag", "origin", "build", "channel")  # what moves when a package is installed anew
 
 
@@ -33,7 +35,7 @@ def compare(expected: Facts | None, found: Facts, breaches: Iterable[Breach] = (
         if difference is not None:
             differences[name] = difference
     # 2. what an absent or unreadable environment takes with it
-    differences = _fold(differences)
+    differences = _fold(differences, {_environment(name) for name, fact in found.items() if not _is_absent(fact)})
     # 3. what brought what
     causes = _causes(differences)
     return tuple(replace(one, because=causes.get(name)) for name, one in differences.items())
@@ -46,6 +48,36 @@ def restrict(found: Fact, locked: Fact | Unknown | None) -> Fact:
     kept = found.tokens & locked.tokens
     attributes: dict[str, Value] = {**found.attributes, "entries": len(kept), "digest": set_digest(kept)}
     return replace(found, attributes=attributes, tokens=kept)
+
+
+def incomparable(one: Difference) -> bool:
+    """Whether nothing but the way of looking differs: the lock holds the thing as another rule had it looked at.
+
+    Its shape tells: contents or none of a package, sizes or contents of a tree, entries or mere presence of a cache.
+    """
+    before, after = one.expected, one.found
+    if before is None or not isinstance(after, Fact) or before.absent or after.absent or one.breaches:
+        return False
+    looks = _LOOKS.get(after.kind, frozenset())
+    return one.attributes.keys() <= looks and _shape(before, looks) != _shape(after, looks)
+
+
+def _shape(fact: Fact, looks: frozenset[str]) -> tuple[object, ...]:
+    read, files = fact.told.get("read"), fact.attributes.get("files")
+    return fact.attributes.keys() & looks, read == 0, read == files
+
+
+def relaxed(locked: Fact, found: Fact | Unknown | None) -> Fact:
+    """What is left of a locked fact where the rule asks less than it did: a folder's presence, no contents."""
+    if not isinstance(found, Fact) or locked.absent or found.absent:
+        return locked
+    if "present" in found.attributes and "digest" in locked.attributes:
+        kept = {name: value for name, value in locked.attributes.items() if name not in _LOOKS[locked.kind]}
+        return replace(locked, attributes={"present": True, **kept}, tokens=None)
+    if locked.kind == "package" and "content" in locked.attributes and "content" not in found.attributes:
+        kept = {name: value for name, value in locked.attributes.items() if name not in _LOOKS["package"]}
+        return replace(locked, attributes=kept)
+    return locked
 
 
 def restricted(found: Facts, locked: Facts | None) -> list[Fact | Unknown]:
@@ -139,12 +171,20 @@ def _broken(found: Fact | None) -> ChangeKind:
 # -- folding -----------------------------------------------------------------------------------------------------------
 
 
-def _fold(differences: dict[str, Difference]) -> dict[str, Difference]:
-    """What belongs to an environment that is gone or unreadable folds into the finding about the environment."""
+def _is_absent(fact: Fact | Unknown) -> bool:
+    return fact.kind == "unowned" or (isinstance(fact, Fact) and fact.absent)
+
+
+def _fold(differences: dict[str, Difference], filled: set[str | None]) -> dict[str, Difference]:
+    """What belongs to an environment that is gone or unreadable folds into the finding about the environment.
+
+    filled: the environments that hold a package; one that changed and holds none any more is as good as gone.
+    """
     gone = {
         one.name.partition(":")[2]
         for one in differences.values()
-        if one.name.startswith("python:") and (one.change in ("missing", "unreadable"))
+        if one.name.startswith("python:")
+        and (one.change in ("missing", "unreadable") or ("state" in one.attributes and one.name[7:] not in filled))
     }
     if not gone:
         return differences

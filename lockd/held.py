@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lockd.compare import relaxed
 from lockd.facts import LAUNCH_FACTS, Fact, Facts, Unknown, set_digest
 from lockd.look import Launch, Sight, rule_fact
 from lockd.plain import replace
@@ -61,7 +62,7 @@ def hold(
                 continue
             if any(owned[1] is rule for rule in unread):
                 continue
-        expected.append(fact)
+        expected.append(relaxed(fact, sight.facts.get(name)) if isinstance(fact, Fact) else fact)
     locked, found = _with_entries(Facts(expected), sight.facts, lock, state)
     return Held(locked, _without_foreign_secrets(locked, found), tuple(unclaimed))
 

@@ -84,8 +84,13 @@ def _state(path: str) -> tuple[State | None, tuple[str, ...]]:
 
     try:
         own = state.open(path, create=os.path.exists(path))
-        return own if own is not None else state.open(path, create=False, guest=True), ()
     except LookError as error:
         if isinstance(error.__context__, OSError):  # read-only or full; a hostile folder stays an error
             return None, (f"no state is kept: {error}",)
         raise
+    if own is not None:
+        return own, ()
+    try:
+        return state.open(path, create=False, guest=True), ()
+    except LookError as error:  # the policy is somebody else's, and so is the folder: look directly, without state
+        return None, (f"looked without state: {error}",)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from lockd.compare import incomparable
 from lockd.facts import Value
 from lockd.findings import Breach, Difference, Finding
 from lockd.hints import hint
@@ -24,6 +25,7 @@ EXIT: Mapping[Verdict, int] = {"ok": 0, "warn": 0, "block": 1, "unknown": 3}
 _RANK: Mapping[Severity, int] = {"block": 0, "warn": 1, "record": 2, "ignore": 3}
 _FRAMEWORKS = ("torch", "triton", "jax", "jaxlib", "tensorflow")
 _WEIGHTS = ("python", "package", "cache", "launch", "env", "gpu", "host", "file", "git", "unowned", "tree", "command")
+_OTHER_LOOK = "{}: the lock holds it as an earlier policy had it looked at; whether it changed cannot be told"
 _TEXTS = 3  # breaches that one message spells out
 
 
@@ -111,7 +113,8 @@ def probe_of(name: str) -> Probe | None:
 
 def _finding(policy: Policy, one: Difference, claimed: Claims, edited: bool) -> Finding:
     owned = owner(policy, one.name, claimed)
-    message = word(one, probe(owned[0]) if owned else None)
+    other = incomparable(one)
+    message = _OTHER_LOOK.format(one.name.partition(":")[2]) if other else word(one, probe(owned[0]) if owned else None)
     lines = list(dict.fromkeys(policy.line(pin.key) for pin in one.breaches if not pin.forbidden))
     if lines:
         message += f" [pinned in {', '.join(lines[:_TEXTS])}]"
@@ -125,7 +128,7 @@ def _finding(policy: Policy, one: Difference, claimed: Claims, edited: bool) -> 
         message=message,
         hint=hint(one, policy),
         attributes=_attributes(one),
-        files=one.files,
+        files=None if other else one.files,
         because=one.because,
     )
 

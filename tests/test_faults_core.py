@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,112 @@ def test_numbers_that_python_does_not_hold_are_a_mistake_in_the_file(tmp_path: P
     scene.policy.write_text(f"schema = {'9' * 5000}\n")
     answer = scene.verify()
     assert (answer.code, "internal" in answer.err) == (2, False)
+
+
+# -- whose state -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root to be somebody else")
+def test_another_user_looks_without_the_owners_state() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path's own parents are closed to others
+        os.chmod(folder, 0o755)
+        scene, path = pinned_file(Path(folder))
+        scene.accept()
+        scene.state.chmod(0o755)  # made by hand, as a folder that anybody may look into
+        nobody = 'exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@"'
+        if shell(scene, nobody, "--version").code:
+            pytest.skip("another user cannot read this source tree")
+        assert shell(scene, nobody, "verify").code == 0
+        path.write_text("x = 2\n")
+        answer = shell(scene, nobody, "verify")
+        assert (answer.code, "looked without state" in answer.err) == (1, True)
+
+
+# -- environments that fall apart --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["file", "empty", "no site-packages"])
+def test_an_environment_that_falls_apart_is_one_finding(venv: tuple[Scene, Env], what: str) -> None:
+    scene, env = venv
+    shutil.rmtree(env.site if what == "no site-packages" else env.prefix)
+    if what == "file":
+        env.prefix.write_text("")
+    elif what == "empty":
+        env.prefix.mkdir()
+    answer = scene.verify()
+    assert (answer.code, answer.facts) == (1, ["python:train"])
+
+
+def test_a_home_that_is_not_the_interpreters_is_told(venv: tuple[Scene, Env]) -> None:
+    scene, env = venv
+    config = env.prefix / "pyvenv.cfg"
+    good = config.read_text()
+    other = env.prefix.parent / "other" / "bin"
+    for home in ("/nowhere/bin", str(other)):
+        config.write_text(
+            "".join(f"home = {home}\n" if line.startswith("home") else line for line in good.splitlines(True))
+        )
+        answer = scene.verify()
+        assert (answer.code, answer.facts) == (1, ["python:train"])
+        assert f"home = {home} of pyvenv.cfg" in answer.out
+        other.mkdir(parents=True, exist_ok=True)
+        (other / "python3").write_text("#!/bin/sh\n")
+    config.write_text(good)
+    assert scene.verify().code == 0
+
+
+# -- a policy that looks otherwise than its lock -----------------------------------------------------------------------
+
+_FOLDERS = [
+    ("tree", 'check = "stat"', 'check = "full"', False),
+    ("tree", 'check = "full"', 'check = "stat"', False),
+    ("tree", 'check = "sample"', 'check = "full"', False),
+    ("tree", 'change = "exact"', 'change = "grow"', False),
+    ("tree", 'change = "exact"', 'change = "present"', True),
+    ("tree", 'change = "present"', 'change = "exact"', False),
+    ("cache", 'change = "exact"', 'change = "present"', True),
+    ("cache", 'change = "present"', 'change = "grow"', False),
+    ("cache", 'change = "exact"', 'change = "grow"', True),
+    ("cache", 'change = "grow"', 'change = "exact"', True),
+]
+
+
+@pytest.mark.parametrize(("section", "before", "after", "passes"), _FOLDERS)
+def test_a_rule_that_looks_otherwise_says_so_and_names_no_file(
+    tmp_path: Path, section: str, before: str, after: str, passes: bool
+) -> None:
+    scene = Scene(tmp_path)
+    for number in range(20):
+        scene.file(f"data/shard-{number}", str(number))
+    scene.write_policy(f'[[{section}]]\npath = "{tmp_path}/data"\n{before}\n')
+    assert scene.accept().code == 0
+    scene.write_policy(f'[[{section}]]\npath = "{tmp_path}/data"\n{after}\n')
+    answer = scene.verify()
+    assert answer.code == (0 if passes else 1)
+    for finding in answer.document["findings"]:
+        assert "as an earlier policy had it looked at" in finding["message"]
+        assert "files" not in finding
+    assert scene.accept().code == 0
+    assert scene.verify().code == 0
+
+
+def test_contents_that_the_lock_does_not_hold_are_not_called_changed(venv: tuple[Scene, Env]) -> None:
+    scene, _ = venv
+    strict = scene.policy.read_text()
+    scene.policy.write_text(strict + 'integrity = "metadata"\n')
+    assert scene.verify().code == 0  # less is asked than the lock holds
+    assert scene.accept().code == 0
+    scene.policy.write_text(strict)
+    answer = scene.verify()
+    assert (answer.code, answer.facts) == (1, ["package:train/torch"])
+    assert "as an earlier policy had it looked at" in answer.out
+    assert "files" not in answer.document["findings"][0]
+
+
+def test_a_pinned_package_that_is_not_there_is_said_once(tmp_path: Path) -> None:
+    env = build_venv(tmp_path / "venv")
+    scene = Scene(tmp_path)
+    scene.write_policy(f'[[python]]\nname = "train"\npath = "{env.prefix}"\n[python.packages]\ntriton = "3.6.0"\n')
+    answer = scene.verify()
+    assert answer.code == 1
+    assert answer.document["findings"][0]["message"].count("not installed") == 1

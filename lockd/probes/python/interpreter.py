@@ -149,7 +149,7 @@ def _described(kind: Kind, prefix: str, executable: str, config: dict[str, str])
         stdlib=_first_folder(os.path.join(base, lib, f"python{library}") for lib in ("lib", "lib64")),
         config=tuple(sorted(config.items())),
         library=library,
-        broken=broken or _elsewhere(prefix, minor, own, kind),
+        broken=broken or _homeless(executable, config) or _elsewhere(prefix, minor, own, kind),
     )
 
 
@@ -244,8 +244,25 @@ def _first_folder(folders: Iterable[str]) -> str:
 def _elsewhere(prefix: str, minor: str, own: tuple[str, ...], kind: Kind) -> str:
     """A venv whose base moved to another minor version keeps its packages where nobody looks."""
     others = [f"lib/python{other}" for other in _libraries(prefix) if other != minor]
-    if kind == "venv" and not own and others:
-        return f"runs Python {minor}, its packages lie in {', '.join(others)}"
+    if kind == "venv" and not own:
+        return f"runs Python {minor}, its packages lie in {', '.join(others)}" if others else "no site-packages folder"
+    return ""
+
+
+def _homeless(executable: str, config: dict[str, str]) -> str:
+    """The standard library is found by `home` of pyvenv.cfg, whatever bin/python leads to: both must be one Python."""
+    home = os.path.normpath(config["home"]) if config.get("home") else ""
+    if not home:
+        return ""
+    real = os.path.realpath(executable)
+    names = dict.fromkeys((os.path.basename(executable), os.path.basename(real), "python3", "python"))
+    there = {os.path.realpath(place) for place in (os.path.join(home, name) for name in names) if os.path.exists(place)}
+    if not there:
+        return f"home = {shown(home)} of pyvenv.cfg {'holds no Python' if os.path.isdir(home) else 'is missing'}"
+    if os.path.islink(executable) and real not in there:
+        return (
+            f"home = {shown(home)} of pyvenv.cfg is another Python than {shown(os.path.basename(executable))} leads to"
+        )
     return ""
 
 

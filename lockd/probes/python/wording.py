@@ -43,7 +43,8 @@ def package_line(difference: Difference) -> str:
     if difference.change == "added":
         return f"{_titled(name, after)} is new{_aside(_standing(after))}"
     if difference.change == "missing":
-        return f"{_titled(name, before)} is gone" if before else f"{name} is not installed"
+        absent = [pin.text for pin in difference.breaches if pin.found is None]
+        return f"{_titled(name, before)} is gone" if before else next(iter(absent), f"{name} is not installed")
     if "lock" not in difference.against:
         return f"{name} " + "; ".join(pin.text.removeprefix(f"{name} ") for pin in difference.breaches)
     return _changed(name, difference, before, after)
