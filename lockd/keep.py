@@ -54,11 +54,11 @@ def gather(
     lock: Lock,
     chosen: frozenset[str],
     before: Lock | None,
-    say: Callable[[int], None] | None = None,
+    say: Callable[[int, int], None] | None = None,
 ) -> Kept:
     """Put into the store what the rules want kept of a lock that is about to be accepted.
 
-    Facts that were not chosen keep what the lock before kept of them. say: bytes kept so far.
+    Facts that were not chosen keep what the lock before kept of them. say: bytes done, bytes in all.
     """
     from lockd.keep_paths import wanted
 
@@ -67,18 +67,26 @@ def gather(
         if before is None
         else {fact: one for fact, one in _kept(store, before) if fact.partition("#")[0] not in chosen}
     )
-    done = 0
+    listed = list(wanted(sight, lock, chosen))
+    done, total = 0, sum(_size(one.path) for _, paths in listed for one in paths) if say is not None else 0
     with Folders() as folders:
-        for fact, paths in wanted(sight, lock, chosen):
+        for fact, paths in listed:
             rows = []
             for one in paths:
                 rows.append(keep_path(keeping, folders, one))
                 done += rows[-1].size
                 if say is not None:
-                    say(done)
+                    say(done, max(done, total))
             facts[fact] = keeping.add_bytes(pack(rows))
     keeping.finish()
     return Kept({fact: digest for fact, digest in facts.items() if fact.partition("#")[0] in lock.facts}, keeping)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
 
 
 def attach(store: Store, lock: Lock, kept: Kept) -> None:

@@ -121,16 +121,20 @@ class Folders:
             raise
 
     def _make(self, at: int, name: str, walked: str) -> None:
+        """Aside as well: a folder that stands has its owner and mode."""
         row = self._rows.get(walked)
         above = os.fstat(at)
         uid, gid = (row.uid, row.gid) if row else (above.st_uid, above.st_gid)
+        aside = aside_name(name)
+        remove_empty_at(at, aside)
         with acting_as(above, uid, gid):
-            os.mkdir(name, 0o700, dir_fd=at)
-            made = os.open(name, os.O_RDONLY | _FOLDER, dir_fd=at)
+            os.mkdir(aside, 0o700, dir_fd=at)
+            made = os.open(aside, os.O_RDONLY | _FOLDER, dir_fd=at)
         try:
             _dress(made, uid, gid, row.mode if row else 0o755)
         finally:
             os.close(made)
+        os.rename(aside, name, src_dir_fd=at, dst_dir_fd=at)
 
 
 def _open_folder(at: int, name: str) -> int:
@@ -222,9 +226,8 @@ def put_other(folders: Folders, row: Row) -> None:
 
 
 def put_folder(folders: Folders, row: Row) -> None:
-    """Make a folder, or give one that is there the wanted mode and owner; its time is set last, by `set_time`."""
-    descriptor = folders.open(row.path, make=True)
-    _dress(descriptor, row.uid, row.gid, row.mode)
+    """Make a folder, as the rows that `folders` was given have it; its time is set last, by `set_time`."""
+    folders.open(row.path, make=True)
 
 
 def set_time(folders: Folders, row: Row) -> None:
@@ -252,11 +255,18 @@ def remove(folders: Folders, path: str) -> None:
 def remove_empty(folders: Folders, path: str) -> bool:
     """Take away a folder if nothing is in it."""
     folder, name = os.path.split(path)
+    folders.forget(path)
     try:
-        at = folders.open(folder)
-        folders.forget(path)
+        return remove_empty_at(folders.open(folder), name)
+    except OSError:
+        return False
+
+
+def remove_empty_at(at: int, name: str) -> bool:
+    """Likewise, in an open folder."""
+    try:
         os.rmdir(name, dir_fd=at)
-    except OSError:  # not empty, or not there: as well
+    except OSError:  # not empty, no folder, or not there: as well
         return False
     return True
 

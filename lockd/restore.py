@@ -65,11 +65,12 @@ class Said:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a restore would do, and what it leaves to others."""
+    """What a restore would do, and what it leaves to others. undo: it takes the last restore back."""
 
     generation: int
     steps: tuple[Step, ...]
     said: tuple[Said, ...] = ()
+    undo: bool = False
 
     @property
     def fetches(self) -> bool:
@@ -266,6 +267,7 @@ def _cache(ground: Ground, one: Difference, named: bool) -> Iterator[Outcome]:
     if rule is None or rule.change == "present":
         yield from _no_source(ground, one, named)
         return
+    ground.disk.tree(os.path.realpath(rule.path), rule.exclude)  # whose digests are known
     acts = list(_extra_entries(ground, one, rule)) if rule.change in ("exact", "empty") or one.expected is None else []
     rows = ground.rows(one.name)
     if rows is None and rule.change != "empty" and one.expected is not None and _lost(one):

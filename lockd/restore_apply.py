@@ -68,17 +68,22 @@ def apply(
         if before is not None:
             _clear(store, folders, before)
         if not acts:
-            _finish_other(state, before)
-            return None
+            return None if before is None else _ended(state, store, before, who)
         # 2. what is there now
         journal = _keep_present(state, store, folders, plan, before, kind)
         # 3. the deed
         _do(store, folders, plan, acts, say)
     # 4. it is done
+    if before is not None:
+        _write(state, replace(before, status=CONTINUED))
+    return _ended(state, store, journal, who)
+
+
+def _ended(state: State, store: Store, journal: Journal, who: Origin) -> Journal:
+    """All is in its place: say so, in the journal and in the log."""
     done = replace(journal, status=DONE)
     _write(state, done)
-    _finish_other(state, before)
-    _log(store, plan, who, kind, len(acts))
+    _log(store, done, who)
     return done
 
 
@@ -225,15 +230,14 @@ def _pieces(store: Store, act: Act) -> Iterator[bytes]:
         yield from iter(lambda: file.read(1 << 20), b"")
 
 
-def _log(store: Store, plan: Plan, who: Origin, kind: str, paths: int) -> None:
+def _log(store: Store, journal: Journal, who: Origin) -> None:
     from lockd.store import Event
 
-    facts = [step.fact for step in plan.steps]
+    facts = journal.facts
     some = ", ".join(facts[:12]) + (f" and {len(facts) - 12} more" if len(facts) > 12 else "")
-    what = f"as at generation {plan.generation}" if kind == "restore" else "the last restore was taken back"
-    message = f"{what}: {some} ({paths} paths)"
+    what = f"as at generation {journal.generation}" if journal.kind == "restore" else "the last restore was taken back"
     fact = facts[0] if len(facts) == 1 else None
-    store.append(Event(stamp(), "restore", message, fact, who.data(), generation=plan.generation))
+    store.append(Event(stamp(), "restore", f"{what}: {some}", fact, who.data(), generation=journal.generation))
 
 
 # -- journals
@@ -272,7 +276,10 @@ def undo_plan(state: State, store: Store, disk: Disk) -> tuple[Journal, Plan]:
         raise RefusedError("there is no restore to take back", where=state.folder, hint="lockd log --kind restore")
     source = f"kept before the restore of {last.at}"
     acts = tuple(pending(rows_of(store, last), disk, source, strict=True))
-    return last, Plan(last.generation, (Step(", ".join(last.facts), "as before the restore", acts),) if acts else ())
+    facts = ", ".join(last.facts)
+    return last, Plan(
+        last.generation, (Step(facts, f"as before the restore of {last.at}", acts),) if acts else (), undo=True
+    )
 
 
 def forget(state: State, journal: Journal) -> None:
@@ -283,11 +290,6 @@ def forget(state: State, journal: Journal) -> None:
 def undone(state: State, journal: Journal) -> None:
     """Remember that a restore was taken back."""
     _write(state, replace(journal, status=UNDONE))
-
-
-def _finish_other(state: State, before: Journal | None) -> None:
-    if before is not None:
-        _write(state, replace(before, status=CONTINUED))
 
 
 def _clear(store: Store, folders: Folders, journal: Journal) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from lockd import wheels
-from lockd.disk import Disk
 from lockd.environments import Environment, byte_code, open_environment, package_name
 from lockd.facts import Fact, shown
 from lockd.keep_paths import NOTES
@@ -221,5 +220,7 @@ def _environment(ground: Ground, name: str) -> Environment | None:
     if rule is None:
         return None
     if name not in ground.environments:
-        ground.environments[name] = open_environment(rule, Disk())
+        found = ground.environments[name] = open_environment(rule, ground.disk)
+        if found is not None:
+            _ = found.ground  # its trees, whose digests are known
     return ground.environments[name]

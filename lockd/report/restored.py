@@ -40,16 +40,25 @@ def _lines(plan: Plan, applied: bool) -> Iterator[str]:
     acts = plan.acts
     size = sum(act.row.size for act in acts)
     if acts:
-        head = "restored" if applied else "would restore"
         count = "1 path" if len(acts) == 1 else f"{len(acts):,} paths"
-        yield f"{head} {count}, {size:,} bytes, as at generation {plan.generation}"
+        yield f"{_head(plan, applied)} {count}, {size:,} bytes, as {_goal(plan)}"
     elif not plan.fetches:
-        yield f"nothing {'was' if applied else 'is'} to be put back (generation {plan.generation})"
+        lacking = any(not one.left for one in plan.said)
+        verb = ("could" if applied else "can") if lacking else ("had to" if applied else "has to")
+        yield f"nothing {verb} be put back (generation {plan.generation})"
     for step in plan.steps:
         yield from _step_lines(step)
     yield from _others(plan.said)
     if not applied and (acts or plan.fetches):
         yield "lockd restore --apply does it; --undo takes it back"
+
+
+def _head(plan: Plan, applied: bool) -> str:
+    return "taken back:" if plan.undo else "restored" if applied else "would restore"
+
+
+def _goal(plan: Plan) -> str:
+    return "before the restore" if plan.undo else f"at generation {plan.generation}"
 
 
 def _step_lines(step: Step) -> Iterator[str]:
