@@ -88,7 +88,7 @@ def _whole(fact: Fact | Unknown, report: Report, run: Run, store: Store) -> Fact
         if isinstance(other, Fact) and dict(other.attributes) == dict(fact.attributes):
             return other
     owned = owner(report.policy, fact.name, report.sight.claimed)
-    if fact.absent or owned is None or getattr(owned[1], "change", "") != "grow":
+    if fact.absent or fact.tokens is not None or owned is None or getattr(owned[1], "change", "") != "grow":
         return fact
     manifest = None if run.state is None else store.state_manifest(run.state, fact.name)
     tokens = frozenset(token(path, word) for path, word in (manifest or {}).items())

@@ -13,13 +13,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockd import atomic
 from lockd.clock import parse_time, stamp
 from lockd.errors import LockdError
-from lockd.facts import LAUNCH_KINDS, Fact, Facts, Unknown
+from lockd.facts import LAUNCH_KINDS, Fact, Facts, Unknown, environment_id
+from lockd.plain import dataclass, replace
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["Query", "accepted", "parse_time", "record", "stand", "timeline"]
 
 KINDS = ("accept", "drift", "heal", "launch", "refuse", "override", "note", "restore", "look", "daemon")
+
+MOST_ENTRIES = 20_000  # of one set that a kept state holds; of a larger one it has the digest
+_ENTRIES = "entries:"  # before the name of a fact: the tokens of its set, among the manifests of a state
 
 Standing = Mapping[str, Mapping[str, str]]  # fact → key (what differs), since, message
 
@@ -56,7 +59,9 @@ def record(state: State | None, report: Report) -> None:
         return
     keys = {finding.fact: _key(finding) for finding in _lasting(report)}
     text = _read(state.standing_path)
-    if keys == _keys(_parse(text)) and (text is not None or not os.path.exists(state.store_path)):
+    if text is None and not keys and not os.path.exists(state.store_path):
+        return
+    if text is not None and keys == _keys(_parse(text)) and _seen(text) == seen_of(report):
         return
     try:
         _write(state, report, report.lock.generation)
@@ -78,6 +83,8 @@ def accepted(state: State, store: Store, report: Report) -> None:
     """After an accept: what still differs stands from now on; what was accepted did not heal, it became good."""
     before = _parse(store.standing())
     with store.transaction():
+        if _lasting(report):  # the lock alone does not tell what was there
+            _keep_state(store, report, stamp())
         body = stand(report, before)
         store.stand(body)
     atomic.write_scratch(state.standing_path, body.encode())
@@ -91,20 +98,30 @@ def stand(report: Report, before: Standing) -> str:
         old = before.get(finding.fact)
         since = old["since"] if old and old["key"] == _key(finding) else finding.since or now
         rows[finding.fact] = {"key": _key(finding), "since": since, "message": finding.message}
-    return json.dumps(
-        {"schema": 1, "verdict": report.verdict, "environment": report.environment, "findings": rows}, sort_keys=True
-    )
+    told = {"schema": 1, "verdict": report.verdict, "environment": report.environment, "seen": seen_of(report)}
+    return json.dumps({**told, "findings": rows}, sort_keys=True)
+
+
+def seen_of(report: Report) -> str:
+    """What tells one observed state from another: every pinned fact, entries of sets included, but no launch's.
+
+    Commands are left out, since not every look runs them.
+    """
+    if not report.policy.command:
+        return report.environment_full
+    return environment_id(fact for fact in report.sight.facts.values() if fact.kind != "command")
 
 
 def _record(store: Store, report: Report, generation: int) -> str:
     """Inside the transaction: the store's own copy decides, so that two lookers at once record once."""
     from lockd.store import Event
 
-    before, now = _parse(store.standing()), stamp()
+    text, now = store.standing(), stamp()
+    before = _parse(text)
     new = {finding.fact: finding for finding in _lasting(report)}
     moved = [fact for fact, finding in new.items() if before.get(fact, {}).get("key") != _key(finding)]
     gone = [fact for fact in before if fact not in new]
-    kept = _keep_state(store, report, moved, now) if moved or gone else None
+    kept = _keep_state(store, report, now) if moved or gone or _seen(text) != seen_of(report) else None
     for fact in moved:
         finding = new[fact]
         by = dict(finding.by) if finding.by is not None else None
@@ -139,17 +156,39 @@ def standing(state: State) -> Standing:
     return _parse(_read(state.standing_path))
 
 
-def _keep_state(store: Store, report: Report, moved: Iterable[str], now: str) -> int:
-    """The facts as they were seen, with the manifests of what moved, shared with equal states before."""
-    manifests = report.sight.manifests() if moved else {}
-    behind = {fact: manifests[fact] for fact in moved if fact in manifests}
-    return keep_facts(store, report.sight.facts, report.environment, now, behind)
+def _keep_state(store: Store, report: Report, now: str) -> int:
+    """The facts as they were seen, with the manifests of what is not as locked, shared with equal states before."""
+    differing = [one.fact for one in _lasting(report)]
+    manifests = report.sight.manifests() if differing else {}
+    behind = {fact: manifests[fact] for fact in differing if fact in manifests}
+    facts = Facts(fact for fact in report.sight.facts.values() if fact.kind not in LAUNCH_KINDS)
+    return keep_facts(store, facts, report.environment, now, behind)
 
 
 def keep_facts(store: Store, facts: Facts, environment: str, at: str, manifests: Mapping[str, Manifest]) -> int:
-    """A state inside the transaction: facts as they were seen, with the manifests behind some; equal ones are shared."""
+    """A state as it was seen, inside the transaction, with the manifests behind some facts; equal ones are shared."""
     body = facts_text(facts)
-    return store.keep_state(hashlib.sha256(body.encode()).hexdigest(), environment, at, body, manifests)
+    sets = {f"{_ENTRIES}{fact.name}": dict.fromkeys(fact.tokens or (), "") for fact in facts.known() if _is_set(fact)}
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return store.keep_state(digest, environment, at, body, {**manifests, **sets})
+
+
+def _is_set(fact: Fact) -> bool:
+    return fact.tokens is not None and len(fact.tokens) <= MOST_ENTRIES
+
+
+def state_facts(store: Store, state: int, more: Iterable[Mapping[str, Any]] = ()) -> Facts | None:
+    """The facts of a kept state, and of more rows of the same form; None where it is not kept."""
+    text = store.state_facts(state)
+    if text is None:
+        return None
+    facts = [read_fact(row) for row in (*json.loads(text), *more)]
+    kept = store.rows("SELECT fact FROM state_manifests WHERE state = ? AND fact LIKE 'entries:%'", state)
+    sets = {fact[len(_ENTRIES) :]: frozenset(store.state_manifest(state, fact) or ()) for (fact,) in kept}
+    return Facts(
+        replace(fact, tokens=sets[fact.name]) if isinstance(fact, Fact) and fact.name in sets else fact
+        for fact in facts
+    )
 
 
 def facts_text(facts: Facts) -> str:
@@ -191,6 +230,15 @@ def _parse(text: str | None) -> dict[str, dict[str, str]]:
         return {str(fact): {name: str(row[name]) for name in ("key", "since", "message")} for fact, row in rows.items()}
     except (ValueError, AttributeError, KeyError, TypeError):
         return {}
+
+
+def _seen(text: str | None) -> str | None:
+    """The state that was seen last; None where that is not known."""
+    try:
+        found = json.loads(text or "{}").get("seen")
+        return found if isinstance(found, str) else None
+    except (ValueError, AttributeError):
+        return None
 
 
 def _keys(standing: Standing) -> dict[str, str]:

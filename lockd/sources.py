@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from lockd.errors import LockdError, LookError, UsageError
-from lockd.facts import Facts
-from lockd.plain import dataclass
+from lockd.facts import Fact, Facts, Unknown
+from lockd.plain import dataclass, replace
 
 if TYPE_CHECKING:
     from lockd.check import Report
+    from lockd.lock import Lock
     from lockd.probes import Manifest
     from lockd.session import Session
     from lockd.store import Store
@@ -28,11 +29,14 @@ LIMIT = 1 << 28  # bytes of an exported file
 WORDS = "lock, now, @N, run:N, run:last, good, a time or an exported file"
 
 
+_LOCKED: dict[tuple[str, int], Mapping[str, Fact | Unknown]] = {}  # store and generation → the facts of its lock
+
+
 @dataclass(frozen=True)
 class Source:
-    """Facts under a label. at: when they were so, where that is known. manifest: the files behind one of them.
+    """Facts under a label. at: when they were so, where that is known. manifests: the files behind them.
 
-    base: the generation that a run's state was held against: what has no manifest of its own there was as locked.
+    state: an observed one. base: the generation that it was held against; a fact that was as locked has its files.
     """
 
     label: str
@@ -62,16 +66,39 @@ def source(word: str, session: Session, look: Callable[[], Report]) -> Source:
     return _of_time(word, session)
 
 
-def manifest(one: Source, session: Session, name: str) -> Manifest | None:
-    """The files behind a fact of that state, where they are kept."""
+def manifests(one: Source, session: Session, names: Iterable[str]) -> dict[str, Manifest]:
+    """The files behind facts of that state, where they are kept."""
     if one.generation is None and one.state is None:
-        return one.manifests().get(name)
+        behind = one.manifests()
+        return {name: behind[name] for name in names if name in behind}
     with _store(session) as store:
-        if store is None:
-            return None
-        found = None if one.state is None else store.state_manifest(one.state, name)
-        generation = one.generation if one.state is None else one.base
-        return store.manifest(generation, name) if found is None and generation is not None else found
+        found = ((name, _manifest(store, one, name)) for name in names) if store is not None else ()
+        return {name: manifest for name, manifest in found if manifest is not None}
+
+
+def _manifest(store: Store, one: Source, name: str) -> Manifest | None:
+    """Kept with the state, or with the generation under which it was seen, where the fact was as locked."""
+    found = None if one.state is None else store.state_manifest(one.state, name)
+    if found is not None or one.state is None:
+        return found if one.generation is None else store.manifest(one.generation, name)
+    if one.base is None or not _same(one.facts.get(name), _locked(store, one.base).get(name)):
+        return None
+    return store.manifest(one.base, name)
+
+
+def _locked(store: Store, generation: int) -> Mapping[str, Fact | Unknown]:
+    """The facts of a generation's lock, read once."""
+    known = _LOCKED.get((store.path, generation))
+    if known is None:
+        from lockd import lock
+
+        text = store.lock_text(generation)
+        known = _LOCKED[store.path, generation] = {} if text is None else lock.parse(text, store.path).facts
+    return known
+
+
+def _same(one: Fact | Unknown | None, other: Fact | Unknown | None) -> bool:
+    return isinstance(one, Fact) and isinstance(other, Fact) and one.attributes == other.attributes
 
 
 def _of_lock(session: Session) -> Source:
@@ -79,7 +106,9 @@ def _of_lock(session: Session) -> Source:
         hint = "lockd accept -m WHY records one, once this state is known to be good"
         raise LookError("no known-good yet", where=session.policy.lock_path, hint=hint)
     lock = session.lock
-    return Source(f"lock (generation {lock.generation})", lock.facts, lock.accepted_at, lock.generation)
+    with _store(session) as store:
+        facts = lock.facts if store is None else _with_entries(lock, store)
+    return Source(f"lock (generation {lock.generation})", facts, lock.accepted_at, lock.generation)
 
 
 def _of_generation(word: str, session: Session) -> Source:
@@ -91,17 +120,30 @@ def _of_generation(word: str, session: Session) -> Source:
     with _store(session) as store:
         text = None if store is None else store.lock_text(int(number))
         known = [] if store is None else [row.number for row in store.generations()]
-    if text is None:
-        hint = f"known here: {', '.join(f'@{one}' for one in known)}" if known else "the state here holds none"
-        raise LookError(f"generation {number} is not known here", where=session.policy.path, hint=hint)
-    return _parsed(text, session)
+        if text is None or store is None:
+            hint = f"known here: {', '.join(f'@{one}' for one in known)}" if known else "the state here holds none"
+            raise LookError(f"generation {number} is not known here", where=session.policy.path, hint=hint)
+        return _parsed(text, store)
 
 
-def _parsed(text: bytes, session: Session) -> Source:
+def _parsed(text: bytes, store: Store) -> Source:
     from lockd import lock
 
-    found = lock.parse(text, session.policy.lock_path)
-    return Source(f"@{found.generation}", found.facts, found.accepted_at, found.generation)
+    found = lock.parse(text, store.path)
+    facts = _with_entries(found, store)
+    return Source(f"@{found.generation}", facts, found.accepted_at, found.generation)
+
+
+def _with_entries(lock: Lock, store: Store) -> Facts:
+    """The facts of a lock, with the entries of those sets that it leaves to the store."""
+    from lockd.lock import LEFT_TO_STORE
+
+    large = [fact.name for fact in lock.facts.known() if LEFT_TO_STORE in fact.told]
+    kept = {name: store.entries(lock.generation, name) for name in large}
+    return Facts(
+        replace(fact, tokens=kept[name]) if isinstance(fact, Fact) and kept.get(name) is not None else fact
+        for name, fact in lock.facts.items()
+    )
 
 
 def _of_run(word: str, session: Session) -> Source:
@@ -151,21 +193,18 @@ def _of_time(word: str, session: Session) -> Source:
 
 
 def _recorded(store: Store, wanted: str, session: Session) -> Source | None:
-    events = [one for one in store.events("at <= ? AND state IS NOT NULL", wanted) if one.event.state is not None]
-    seen = max(events, key=lambda one: (one.event.at, one.id), default=None)
-    accepted = max((row for row in store.generations() if row.at <= wanted), key=lambda row: row.at, default=None)
-    if accepted is not None and (seen is None or accepted.at >= seen.event.at):
-        text = store.lock_text(accepted.number)
-        return None if text is None else _parsed(text, session)
-    if seen is None or seen.event.state is None:
-        return None
-    text_of_state = store.state_facts(seen.event.state)
-    if text_of_state is None:
-        return None
-    from lockd.history import read_fact
+    from lockd.history import state_facts
 
-    facts = Facts(read_fact(row) for row in json.loads(text_of_state))
-    return Source(f"as seen at {seen.event.at}", facts, seen.event.at, state=seen.event.state)
+    seen = store.sighting(wanted)
+    accepted = max((row for row in store.generations() if row.at <= wanted), key=lambda row: row.at, default=None)
+    if accepted is not None and (seen is None or accepted.at > seen[0]):
+        text = store.lock_text(accepted.number)
+        return None if text is None else _parsed(text, store)
+    facts = None if seen is None else state_facts(store, seen[1])
+    if seen is None or facts is None:
+        return None
+    base = None if accepted is None else accepted.number
+    return Source(f"as seen at {seen[0]}", facts, seen[0], state=seen[1], base=base)
 
 
 @contextmanager

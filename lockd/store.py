@@ -14,11 +14,11 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockd import store_file
 from lockd.clock import stamp
+from lockd.plain import dataclass
 from lockd.store_file import StoreError, spoken
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class Store:
     # -- states and standing --
 
     def keep_state(self, digest: str, environment: str, at: str, body: str, manifests: Mapping[str, Manifest]) -> int:
-        """An observed state, inside `transaction`; an equal one is shared. Gives its number."""
+        """A state observed at that time, inside `transaction`; an equal one is shared. Gives its number."""
         known = self.rows("SELECT id FROM states WHERE digest = ?", digest)
         row = (digest, environment, at, zlib.compress(body.encode(), 9))
         state = (
@@ -283,7 +283,15 @@ class Store:
             self.change(
                 "INSERT OR REPLACE INTO state_manifests VALUES (?, ?, ?)", state, fact, self._manifest(manifest)
             )
+        last = self.rows("SELECT state FROM sightings ORDER BY id DESC LIMIT 1")
+        if last != [(state,)]:
+            self.change("INSERT INTO sightings (at, state) VALUES (?, ?)", at, state)
         return int(state)
+
+    def sighting(self, until: str) -> tuple[str, int] | None:
+        """When a state was seen last, no later than `until`, and its number."""
+        found = self.rows("SELECT at, state FROM sightings WHERE at <= ? ORDER BY at DESC, id DESC LIMIT 1", until)
+        return (str(found[0][0]), int(found[0][1])) if found else None
 
     def state_facts(self, state: int) -> str | None:
         """The facts of an observed state as `history` wrote them."""

@@ -8,28 +8,27 @@ Never: shows a file that no rule keeps, binary contents, or more than a megabyte
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from lockd import keep
+from lockd import keep, objects
 from lockd.disk import Disk
 from lockd.errors import LockdError
-from lockd.facts import Fact
+from lockd.facts import Fact, Unknown
 from lockd.probes.paths import unshown
 from lockd.state import may_accept
 
 if TYPE_CHECKING:
     from lockd.findings import Finding
     from lockd.session import Session
+    from lockd.sources import Source
     from lockd.store import Store
 
 _LINES = 400  # of one file
 
 
-def unified(
-    session: Session, a: int | None, b: int | None, now: Mapping[str, object], findings: Iterable[Finding]
-) -> Iterator[str]:
-    """The lines of a unified diff for each changed file whose texts are known. a, b: generations; None: `now`."""
+def unified(session: Session, a: Source, b: Source, findings: Iterable[Finding]) -> Iterator[str]:
+    """The lines of a unified diff for each changed file whose texts in both states are known."""
     if session.state is None or not may_accept(session.policy.owner):
         return
     names = [one.fact for one in findings if one.fact.startswith("file:") and one.change == "changed"]
@@ -38,30 +37,39 @@ def unified(
         return
     with store:
         for fact in names:
-            texts = [_text(store, one, fact, now) for one in (a, b)]
-            if texts[0] is not None and texts[1] is not None:
-                yield from _diff(fact, texts[0], texts[1], a, b)
+            old, new = (_text(store, one.facts.get(fact)) for one in (a, b))
+            if old is not None and new is not None:
+                yield from _diff(fact, old, new, a.label, b.label)
 
 
-def _text(store: Store, generation: int | None, fact: str, now: Mapping[str, object]) -> str | None:
-    if generation is not None:
-        try:
-            return keep.text_of(store, generation, fact)
-        except LockdError:  # damaged: the difference stands without its text
-            return None
-    seen = now.get(fact)
-    content = Disk().read(unshown(fact.partition(":")[2]), keep.LONGEST_TEXT)
-    if not isinstance(content, bytes) or not isinstance(seen, Fact) or b"\0" in content:
+def _text(store: Store, fact: Fact | Unknown | None) -> str | None:
+    """The text with the digest of a file's fact: kept under that digest, or on disk as it was seen."""
+    digest = fact.attributes.get("digest") if isinstance(fact, Fact) else None
+    if not isinstance(fact, Fact) or not isinstance(digest, str) or not digest.startswith("sha256:"):
         return None
-    same = seen.attributes.get("digest") == f"sha256:{hashlib.sha256(content).hexdigest()}"
-    return content.decode("utf-8", "backslashreplace") if same else None
+    data = _kept(store, digest.partition(":")[2])
+    if data is None:
+        found = Disk().read(unshown(fact.subject), keep.LONGEST_TEXT)
+        same = isinstance(found, bytes) and digest == f"sha256:{hashlib.sha256(found).hexdigest()}"
+        data = found if isinstance(found, bytes) and same else None
+    return None if data is None or b"\0" in data else data.decode("utf-8", "backslashreplace")
 
 
-def _diff(fact: str, old: str, new: str, a: int | None, b: int | None) -> Iterator[str]:
+def _kept(store: Store, digest: str) -> bytes | None:
+    size = store.rows("SELECT size FROM objects WHERE digest = ?", digest)
+    if not size or size[0][0] > keep.LONGEST_TEXT:
+        return None
+    try:
+        return objects.whole(store, digest)
+    except LockdError:  # damaged: the difference stands without its text
+        return None
+
+
+def _diff(fact: str, old: str, new: str, a: str, b: str) -> Iterator[str]:
     from difflib import unified_diff
 
     path = fact.partition(":")[2]
-    before, after = (path + (" (now)" if one is None else f" (generation {one})") for one in (a, b))
+    before, after = (f"{path} ({label})" for label in (a, b))
     lines = list(unified_diff(old.splitlines(), new.splitlines(), before, after, lineterm=""))
     yield from lines[:_LINES]
     if len(lines) > _LINES:

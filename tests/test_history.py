@@ -35,7 +35,14 @@ def report(*findings: Finding, recorded: tuple[Finding, ...] = (), manifests: di
     sight = SimpleNamespace(facts=facts, manifests=lambda: manifests or {})
     lock = SimpleNamespace(generation=4)
     return SimpleNamespace(
-        findings=findings, recorded=recorded, verdict="block", environment="env1:a", sight=sight, lock=lock
+        findings=findings,
+        recorded=recorded,
+        verdict="block",
+        environment="env1:a",
+        environment_full="env1:full",
+        policy=SimpleNamespace(command=()),
+        sight=sight,
+        lock=lock,
     )
 
 

@@ -116,12 +116,13 @@ def _mark_full_look(state: State) -> None:
 
 
 def _nothing_stands(state: State, report: Report) -> bool:
-    """Whether nothing differs now and nothing did before, told from the standing file's bytes alone."""
-    if report.findings or report.recorded:
+    """Whether nothing differs, nothing did, and the state is the one seen last: told by the standing file's bytes."""
+    if report.findings or report.recorded or report.policy.command:
         return False
     try:
         with open(state.standing_path, "rb") as file:
-            return b'"findings": {}' in file.read()  # inside a JSON string the quotes would be escaped
+            text = file.read()  # inside a JSON string the quotes would be escaped
+            return b'"findings": {}' in text and f'"seen": "{report.environment_full}"'.encode() in text
     except OSError:
         return False
 

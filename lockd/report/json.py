@@ -8,7 +8,7 @@ Never: reads the machine, or prints.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockd.facts import Fact, Facts, Unknown, Value
@@ -83,17 +83,6 @@ def error(problem: LockdError) -> dict[str, Any]:
     """What stands on stdout where JSON was asked for and nothing could be looked at."""
     told = {"what": problem.what, "where": problem.where, "hint": problem.hint}
     return {"schema": SCHEMA, "verdict": "unknown", "error": told}
-
-
-def diff(a: str, b: str, differences: Iterable[Finding]) -> dict[str, Any]:
-    """`lockd diff --json`: what differs between two named states."""
-    return {"schema": SCHEMA, "a": a, "b": b, "differences": [_difference(one) for one in differences]}
-
-
-def _difference(one: Finding) -> dict[str, Any]:
-    document = finding(one)
-    del document["hint"]
-    return document
 
 
 def export(facts: Facts, **head: Any) -> dict[str, Any]:

@@ -8,10 +8,9 @@ Never: reads the machine, or prints.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING
 
-from lockd.facts import Value
 from lockd.findings import FileChanges, Finding
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from lockd.errors import LockdError
 
 _COLOURS: Mapping[str, str] = {"block": "31;1", "unknown": "35;1", "warn": "33", "ok": "32", "dim": "2", "record": "2"}
-_DIGEST = len("sha256:") + 12  # characters of a digest that are shown
 _NAMES = 6  # children that one folded line names
 
 
@@ -112,17 +110,18 @@ def _cause(one: Finding, brought: list[Finding], colour: bool) -> Iterator[str]:
     if one.files is not None and one.files.examples:
         missing = [name for name in one.files.examples if name not in one.message]
         if missing:
-            yield paint(f"{indent}{safe(_files(one.files))}", "dim", colour)
+            yield paint(f"{indent}{safe(files_line(one.files))}", "dim", colour)
     if brought:
         yield f"{indent}{safe(_brought(brought))}"
-    observed = _observed(one)
-    if observed:
-        yield f"{indent}{safe(observed)}"
+    seen = observed(one)
+    if seen:
+        yield f"{indent}{safe(seen)}"
     if one.hint:
         yield paint(f"{indent}→ {safe(one.hint)}", "dim", colour)
 
 
-def _files(files: FileChanges) -> str:
+def files_line(files: FileChanges) -> str:
+    """`files: 1 changed, 2 missing: a.py, b.py …`"""
     counts = [f"{count} {word}" for word, count in _counts(files) if count]
     rest = " …" if files.total > len(files.examples) else ""
     return f"files: {', '.join(counts)}: {', '.join(files.examples)}{rest}"
@@ -141,7 +140,7 @@ def _brought(brought: list[Finding]) -> str:
     return f"and {_many(len(brought), 'package')} that it brought: {', '.join(names)}{rest}"
 
 
-def _observed(one: Finding) -> str:
+def observed(one: Finding) -> str:
     """`since 2026-11-30T21:15:40Z, by uv pip install … (root, ssh)`, as far as it was seen."""
     parts = [f"since {one.since}"] if one.since else []
     if one.by and one.by.get("confidence") == "not observed":
@@ -151,50 +150,6 @@ def _observed(one: Finding) -> str:
         told = ", ".join(str(one.by[name]) for name in ("user", "origin") if one.by.get(name))
         parts.append(f"by {' '.join(map(str, command))}" + (f" ({told})" if told else ""))
     return ", ".join(parts)
-
-
-# -- diff --------------------------------------------------------------------------------------------------------------
-
-
-def diff(a: str, b: str, listed: Sequence[Finding], *, colour: bool) -> str:
-    """What differs between two states, a cause a paragraph with its attributes."""
-    if not listed:
-        return f"no difference between {safe(a)} and {safe(b)}"
-    lines = [f"{safe(a)} → {safe(b)}: {_many(len(listed), 'difference')}"]
-    names = {one.fact for one in listed}
-    for one in listed:
-        indent = "    " if one.because in names else "  "
-        lines.append(f"{indent}{paint(f'{one.change:10}', one.severity, colour)} {safe(one.message)}")
-        lines += [paint(f"{indent}  {safe(line)}", "dim", colour) for line in _attribute_lines(one)]
-        if one.files is not None and one.files.examples:
-            lines.append(paint(f"{indent}  {safe(_files(one.files))}", "dim", colour))
-    return "\n".join(lines)
-
-
-def diff_stat(listed: Iterable[Finding]) -> str:
-    """One line a fact: the change and the number of files."""
-    rows = [(one.fact, one.change, "" if one.files is None else _numbers(one.files)) for one in listed]
-    width = max((len(fact) for fact, _, _ in rows), default=0)
-    return "\n".join(f"{safe(fact):{width}}  {change:10} {files}".rstrip() for fact, change, files in rows)
-
-
-def _numbers(files: FileChanges) -> str:
-    return f"~{files.changed} +{files.added} -{files.missing}"
-
-
-def _attribute_lines(one: Finding) -> Iterator[str]:
-    if one.change == "changed":
-        yield from (f"{name}: {_value(old)} → {_value(new)}" for name, (old, new) in sorted(one.attributes.items()))
-
-
-def _value(value: Value | Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, str) and value.startswith("sha256:"):
-        return value[:_DIGEST] + "…"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(value) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _many(count: int, noun: str) -> str:
