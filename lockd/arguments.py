@@ -24,7 +24,15 @@ OPTIONS: dict[str, dict[str, str]] = {
 
 def parse(module: ModuleType, verb: str, arguments: Sequence[str]) -> Any:
     """The arguments of one command. UsageError for a mistake; SystemExit(0) after --help."""
-    return _switches(module, verb, arguments) or _parsed(module, arguments)
+    own, command = list(arguments), []  # type: tuple[list[str], list[str]]
+    takes = getattr(module, "TAKES_COMMAND", False)
+    if takes and "--" in own:
+        at = own.index("--")
+        own, command = own[:at], own[at + 1 :]
+    args = _switches(module, verb, own) or _parsed(module, own)
+    if takes:
+        args.command = command
+    return args
 
 
 def print_help(modules: Iterable[ModuleType]) -> None:
@@ -35,12 +43,15 @@ def print_help(modules: Iterable[ModuleType]) -> None:
 def _switches(module: ModuleType, verb: str, arguments: Sequence[str]) -> Any:
     """Arguments that are only the verb, its `SWITCHES` and the common options; None for anything else.
 
+    Options with a value have the values that the module's `DEFAULTS` say.
+
     A gate calls lockd before every launch, and argparse costs half an interpreter's start.
     """
     known = getattr(module, "SWITCHES", None)
     if known is None:
         return None
     given: dict[str, Any] = {_name(switch): False for switch in (*known, "--json", "--debug")}
+    given |= getattr(module, "DEFAULTS", {})
     words = iter(arguments)
     for word in words:
         if word in ("--json", "--debug") or (word in known and "verb" in given):
@@ -61,13 +72,7 @@ def _name(switch: str) -> str:
 
 
 def _parsed(module: ModuleType, arguments: Sequence[str]) -> Any:
-    own, command = list(arguments), []  # type: tuple[list[str], list[str]]
-    if getattr(module, "TAKES_COMMAND", False) and "--" in own:
-        at = own.index("--")
-        own, command = own[:at], own[at + 1 :]
-    args = _parser([module]).parse_args(own)
-    if getattr(module, "TAKES_COMMAND", False):
-        args.command = command
+    args = _parser([module]).parse_args(arguments)
     for option in OPTIONS:
         name = _name(option)
         setattr(args, name, getattr(args, name, None if option in WITH_VALUE else False))
@@ -78,7 +83,9 @@ def _parser(modules: Iterable[ModuleType]) -> ArgumentParser:
     from lockd.parser import Parser
 
     parser = Parser(
-        prog="lockd", description="Pins the known-good state of a training environment, and says what drifted."
+        prog="lockd",
+        description="Pins the known-good state of a training environment, and says what drifted.",
+        epilog="exit codes: 0 ok or warn, 1 block, 2 wrong usage, policy or lock, 3 unknown: could not look",
     )
     parser.add_argument("--version", action="store_true", help="say the version")
     subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)

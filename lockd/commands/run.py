@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from lockd.supervise import Metric
 
 TAKES_COMMAND = True  # what stands behind `--` is another command's
+SWITCHES = ("--wait", "--notes", "--trust-unmapped")
+DEFAULTS: dict[str, Any] = {"override": None, "metric": ()}
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -41,7 +43,6 @@ def exit_code(error: LockdError) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lockd import supervise
     from lockd.errors import UsageError
     from lockd.gates import run as gate
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("which command?", where="run", hint="lockd run -- python train.py")
     if args.override is not None and not args.override.strip():
         raise UsageError("an override says why", where="--override", hint='lockd run --override "deadline" -- CMD')
-    metrics = [supervise.metric(word) for word in args.metric]
+    metrics = _metrics(args.metric)
     launch = gate.launch(argv)
     path = gate.find(argv, launch.environ)
     answer = _ask(args, launch)
@@ -60,6 +61,14 @@ def run(args: argparse.Namespace) -> int:
     if args.wait or metrics:
         return _supervised(args, path, launch, answer, metrics)
     return _become(path, launch, answer, args)
+
+
+def _metrics(words: Sequence[str]) -> list[Metric]:
+    if not words:
+        return []
+    from lockd import supervise
+
+    return [supervise.metric(word) for word in words]
 
 
 def _ask(args: argparse.Namespace, launch: Launch) -> Answer:
