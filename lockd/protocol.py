@@ -7,6 +7,7 @@ one request and reads frames until one holds `answer` or `error`; those before i
 | --- | --- | --- |
 | `standing` | | the verdict as it stands, at once: `settled` false while a change is being looked at |
 | `status` | | `lockd status --json`, after every event up to now was read |
+| `launch` | `hook` (its version), `policy` (path), `launch` | `hook`: exit code and lines for stderr |
 | `verify` | `policy`, `lock`, `launch`, … (`client.question`) | verdict, exit code, document or text |
 
 `error` has what, where, hint; `direct` true: the daemon can't answer for this client, who looks for itself.

@@ -84,7 +84,7 @@ class Decider(threading.Thread):
         self.ready = threading.Event()
         self.standing = Standing()
         self.gatherer = Gatherer()
-        self.eyes = Eyes(subject.state, self.gatherer.put, cookies, say)
+        self.eyes = Eyes(subject.state, self.gatherer.put, cookies, say, self._progress)
         self.recorder = Recorder(scribe, say)
         self.marks: standing.Marks = {}
         self._questions: list[Question] = []
@@ -201,6 +201,10 @@ class Decider(threading.Thread):
             self._answer_all(questions)
             self._serving = []
         self.ready.set()
+
+    def _progress(self, done: int, whole: int) -> None:
+        self.beat += 1
+        self.busy = f"looking: {done / 1e6:,.0f} of {whole / 1e6:,.0f} MB read"
 
     def _taken(self) -> list[Question]:
         with self.gatherer.changed:
@@ -347,7 +351,8 @@ class Decider(threading.Thread):
                 started=started,
                 explained=self._explainer,
             )
-            self._answers[key] = standing.apply(judged, self.marks)
+            plain = self._explainer.plain(judged.sight, judged.differences)
+            self._answers[key] = replace_plain(standing.apply(judged, self.marks), sight=plain)
         return self._answers[key]
 
 

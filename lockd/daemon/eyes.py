@@ -37,9 +37,15 @@ class Eyes:
     """From `open` (again for another policy) to `close`."""
 
     def __init__(
-        self, state: State | None, on_hint: Callable[[Hint], None], cookies: str, say: Callable[..., None]
+        self,
+        state: State | None,
+        on_hint: Callable[[Hint], None],
+        cookies: str,
+        say: Callable[..., None],
+        progress: Callable[[int, int], None],
     ) -> None:
         self._state, self._on_hint, self._cookies, self._say = state, on_hint, cookies, say
+        self._progress = progress
         self._watcher: Watcher | None = None
         self._disk = Disk()
         self._memo: Memo = Memo()
@@ -55,7 +61,7 @@ class Eyes:
         self.close()
         folder = None if self._state is None else self._state.cache_dir
         with self.guard:
-            self._disk = Disk(cache_dir=folder)
+            self._disk = Disk(cache_dir=folder, progress=self._progress)
         self._memo = HeldMemo(Memo() if self._state is None else StateMemo(f"{folder}/memo"))
         self._base = self._commands = self.sight = None
         watcher = Watcher(targets(policy), on_hint=self._on_hint, cookie_folder=self._cookies)

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockd import __version__, log, policy, state
@@ -21,6 +22,7 @@ from lockd.clock import stamp
 from lockd.daemon import notify, place
 from lockd.daemon import status as statuses
 from lockd.daemon.decide import Decider, Question
+from lockd.daemon.launches import Launches
 from lockd.daemon.reader import Reader
 from lockd.daemon.rounds import Rounds
 from lockd.daemon.scribe import Scribe
@@ -67,6 +69,7 @@ class Daemon:
         self.decider = Decider(subject, self.scribe, held.cookies, log.say)
         self.reader = Reader(self.decider, opened, log.say)
         self.rounds = Rounds(self.decider, self.scribe, log.say)
+        self.launches = Launches(self.decider, self.moving)
         self.server = Server(listeners, self._handle, self._waiting_for)
         self._stopping = self._hangup = self._ready = False
         self._beat, self._beat_at = -1, time.monotonic()
@@ -150,11 +153,17 @@ class Daemon:
                 self.decider.ask(Question(lambda *_: self.server.post(client, {"answer": statuses.document(self)})))
             elif asked == "verify":
                 self._verify(client, request)
+            elif asked == "launch":
+                answer = partial(self._answer, client)
+                self.launches.ask(client.peer, request, answer, partial(self._refuse, client))
             else:
                 self._refuse(client, LookError(f"there is nothing like {asked!r} to ask"))
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             log.say("socket_odd", error=f"{type(error).__name__}: {error}", peer=client.peer._asdict())
             self._refuse(client, LookError("that is no request of this protocol"))
+
+    def _answer(self, client: Client, told: Mapping[str, Any]) -> None:
+        self.server.post(client, {"answer": told})
 
     def _verify(self, client: Client, request: Mapping[str, Any]) -> None:
         told = request["launch"]
