@@ -164,6 +164,8 @@ def devices(root: str = "/") -> Fact | Unknown:
         names += sorted(f"nvidia-caps/{name}" for name in _listed(os.path.join(folder, "nvidia-caps")))
         names += ["kfd"] if os.path.lexists(os.path.join(folder, "kfd")) else []
         found = [(name, os.lstat(os.path.join(folder, name))) for name in names]
+    except FileNotFoundError:
+        return Fact("gpu", "devices", ABSENT)
     except OSError as error:
         return Unknown("gpu", "devices", shown(f"{error.filename}: {error.strerror}"))
     if not found:

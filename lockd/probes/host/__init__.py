@@ -109,7 +109,7 @@ def breaches(rule: SystemRule, policy: Policy, found: Facts) -> Iterator[Breach]
         for wish in _named(rule, fact.subject):
             attribute = "version" if fact.subject.startswith(PACKAGE) else _MAIN.get(fact.subject, "value")
             if wish.key != "packages":
-                yield from pin("host", wish, fact, attribute, fact.subject)
+                yield from pin("host", wish, fact, attribute, fact.subject.replace(PACKAGE, "package "))
 
 
 def word(difference: Difference) -> str:
@@ -127,7 +127,8 @@ def word(difference: Difference) -> str:
     only = next(iter(difference.attributes), "")
     if len(parts) == 1 and only in (_MAIN.get(subject), "value", "version"):
         return f"{what} {parts[0].removeprefix(only).strip()}"
-    return f"{what}: {'; '.join(parts)}" if parts else what
+    pins = [breach.text for breach in difference.breaches]
+    return f"{what}: {'; '.join(parts)}" if parts else "; ".join(pins) or what
 
 
 def watched(rule: SystemRule) -> Iterable[str]:
