@@ -13,12 +13,21 @@ from lockd.arguments import OPTIONS
 from lockd.errors import UsageError
 
 
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """The commands of a parser: what the list of them says of one stands in its own help too."""
+
+    def add_parser(self, name: str, **settings: Any) -> Any:
+        settings.setdefault("description", settings.get("help"))
+        return super().add_parser(name, **settings)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser; those of the commands below it are of this class too."""
 
     def __init__(self, **settings: Any) -> None:
         settings["allow_abbrev"] = False
         super().__init__(**settings)
+        self.register("action", "parsers", _Commands)
         for option, how in OPTIONS.items():
             self.add_argument(option, default=argparse.SUPPRESS, **how)  # type: ignore[arg-type]
 

@@ -89,7 +89,7 @@ def _check_usage(args: argparse.Namespace) -> None:
     if not (args.message or "").strip():
         raise UsageError("an accept says why", hint='lockd accept -m "torch 2.11.0+cu128, 12.8 Ktok/s"')
     if not (args.yes or args.expect) and not (sys.stdin.isatty() and sys.stderr.isatty()):
-        hint = "read `lockd diff`, then accept with --expect ENVID, or with --yes"
+        hint = "--dry-run shows what would be recorded; then --expect ENVID, or --yes"
         raise UsageError("there is no terminal to ask on", hint=hint)
 
 

@@ -19,9 +19,11 @@ _HELP = {
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = subparsers.add_parser("gate", help="site hook in a virtualenv, systemd drop-in, Slurm")
-    deeds = parser.add_subparsers(dest="deed", metavar="DEED", required=True)
+    deeds = parser.add_subparsers(dest="deed", metavar="install|remove|status", required=True)
     for deed, text in _HELP.items():
-        kinds = deeds.add_parser(deed, help=text).add_subparsers(dest="kind", metavar="KIND", required=True)
+        kinds = deeds.add_parser(deed, help=text).add_subparsers(
+            dest="kind", metavar="site|systemd|slurm", required=True
+        )
         _site(
             kinds.add_parser("site", help="a hook in a virtualenv: fires for the launches that the policy names"), deed
         )
