@@ -131,10 +131,12 @@ def _files(moved: Moved, name: str, how: str, some: Value | None) -> list[str]:
     if name in moved and moved[name][1] is None:
         return [f"no file {'differs from HEAD' if name == 'dirty' else 'is untracked'} any more"]
     before, after = moved.get(f"{name}_files", (None, None))
-    number = f"{after:,} files" if isinstance(after, int) else "files"
+    if after == 1:
+        how = how.replace("differ ", "differs ")
+    number = "1 file" if after == 1 else f"{after:,} files" if isinstance(after, int) else "files"
     was = f" ({before:,} before)" if isinstance(before, int) else ""
     listed = f": {', '.join(some[:5])}{' …' if len(some) > 5 else ''}" if isinstance(some, tuple) and some else ""
-    return [f"{number.replace('1 files', '1 file') if after == 1 else number} {how}{was}{listed}"]
+    return [f"{number} {how}{was}{listed}"]
 
 
 def _sets(before: Value | None, after: Value | None) -> str:
