@@ -15,7 +15,7 @@ from lockd import check, origin
 from lockd.daemon.decide import Question
 from lockd.errors import LockdError, LookError
 from lockd.gates.admit import Asked, admit
-from lockd.gates.ask import VERSION, spoken
+from lockd.gates.ask import VERSION, give_ticket, spoken
 from lockd.look import Launch
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Launches:
         try:
             with self._room:
                 decided = admit(asked)
+                give_ticket(decided, asked.pid)
             answer({"hook": "\n".join([str(decided.code), *spoken(decided)])})
         except Exception as error:  # the boundary: the hook then starts a lockd of its own
             refuse(LookError(f"the daemon could not decide: {type(error).__name__}: {error}"))

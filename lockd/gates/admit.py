@@ -130,7 +130,7 @@ def _inside(scene: _Scene) -> Run | None:
         if store is None:
             return None
         with store:
-            return runs.admitting(store, scene.asked.pid, itself=scene.asked.gate == "site")
+            return runs.admitting(store, scene.asked.pid, itself=scene.asked.gate != "run")
     except LockdError:
         return None
 

@@ -13,6 +13,8 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lockd.gates import owned
@@ -49,7 +51,7 @@ def status(folder: str) -> Told:
     """Are the scripts as they would be written now?"""
     folder = os.path.abspath(folder)
     words = shlex.split((owned.read(os.path.join(folder, TASK)) or "").rpartition("exec ")[2])
-    policy = words[words.index("--policy") + 1] if "--policy" in words else ""
+    policy = _value(words, "--policy")
     state = owned.state_of(_files(folder, policy, "--trust-unmapped" in words))
     return Told(f"Slurm's scripts in {folder}: {state}", state != "gone", sound=state == "in place")
 
@@ -62,6 +64,8 @@ def lines(folder: str) -> str:
 
 def _files(folder: str, policy: str, trust_unmapped: bool) -> dict[str, str]:
     more = ["--trust-unmapped"] if trust_unmapped else []
+    if "LOCKD_STATE" in os.environ:  # moved now; a job's own variables will not count
+        more += ["--state", f"{os.geteuid()}:{os.path.abspath(os.environ['LOCKD_STATE'])}"]
     texts = {}
     for name, deed in ((TASK, "task"), (HEALTH, "health")):
         words = [sys.executable, "-I", "-m", "lockd.gates.slurm", deed, "--policy", policy, *more]
@@ -73,9 +77,18 @@ def _files(folder: str, policy: str, trust_unmapped: bool) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    """`task` or `health`, `--policy FILE`, `--trust-unmapped`."""
-    deed, policy, trust_unmapped = argv[0], argv[argv.index("--policy") + 1], "--trust-unmapped" in argv
+    """`task` or `health`, `--policy FILE`, `--trust-unmapped`, `--state UID:FOLDER`. lockd's variables don't count."""
+    for name in ("LOCKD_STATE", "LOCKD_RUNTIME", "LOCKD_POLICY"):
+        os.environ.pop(name, None)
+    uid, _, folder = _value(argv, "--state").partition(":")
+    if uid == str(os.geteuid()):
+        os.environ["LOCKD_STATE"] = folder
+    deed, policy, trust_unmapped = argv[0], _value(argv, "--policy"), "--trust-unmapped" in argv
     return task(policy, trust_unmapped) if deed == "task" else health(policy, trust_unmapped)
+
+
+def _value(words: list[str], option: str) -> str:
+    return words[words.index(option) + 1] if option in words[:-1] else ""
 
 
 def task(policy: str, trust_unmapped: bool) -> int:
@@ -90,11 +103,34 @@ def task(policy: str, trust_unmapped: bool) -> int:
     name = os.environ.get("SLURM_JOB_NAME", "")
     source = f"Slurm job {os.environ.get('SLURM_JOB_ID', '?')}"
     launch = Launch(dict(os.environ), os.getcwd(), (), f"{source} {name}".strip())
-    answer = admit(Asked(policy, launch, "slurm", step, trust_unmapped=trust_unmapped))
-    give_ticket(answer, step)
+    with _turn(policy, step):
+        answer = admit(Asked(policy, launch, "slurm", step, trust_unmapped=trust_unmapped))
+        give_ticket(answer, step)
     for line in spoken(answer):
         print(f"print {line}", flush=True)  # noqa: T201  that is how a TaskProlog speaks
     return answer.code
+
+
+@contextmanager
+def _turn(policy: str, step: int) -> Iterator[None]:
+    """One task of a step after the other, so that the first one's answer is there for the rest."""
+    import fcntl
+
+    from lockd import state
+    from lockd.errors import LockdError
+
+    try:
+        own = state.open(policy, create=True, guest=True)
+        path = os.path.join(own.folder if own is not None else "", "slurm.lock")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (OSError, LockdError):  # no state: each of them is a launch
+        yield
+        return
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, step)  # a byte a step
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def health(policy_path: str, trust_unmapped: bool) -> int:
