@@ -97,10 +97,12 @@ def _within(covered: Iterable[Span], at: str) -> bool:
 
 def _drifts(store: Store, facts: list[str], start: str, end: str) -> dict[str, Logged]:
     """The last event that says how each fact came to differ."""
-    wanted, found = frozenset(facts), {}
-    for entry in store.stream("kind IN ('drift', 'restore') AND at >= ? AND at <= ?", start, end):
-        if entry.event.fact in wanted and entry.event.fact is not None:
-            found[entry.event.fact] = entry
+    found = {}
+    for fact in facts:
+        where = "fact = ? AND kind IN ('drift', 'restore') AND at >= ? AND at <= ?"
+        entry = next(store.stream(where, fact, start, end, newest_first=True), None)
+        if entry is not None:
+            found[fact] = entry
     return found
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from lockd.store import Store
 
 _MANIFESTS = """digest NOT IN (SELECT manifest FROM generation_manifests)
-    AND digest NOT IN (SELECT manifest FROM state_manifests)"""
+    AND digest NOT IN (SELECT manifest FROM state_manifests)
+    AND digest NOT IN (SELECT base FROM manifests WHERE base IS NOT NULL)"""
 
 
 class Freed(NamedTuple):

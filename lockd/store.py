@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockd import store_file
 from lockd.clock import stamp
+from lockd.manifests import apply_delta, pack, pack_delta, unpack
 from lockd.plain import dataclass
 from lockd.store_file import StoreError, spoken
 
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from lockd.lock import Lock
     from lockd.probes import Manifest
 
-__all__ = ["Event", "Generation", "Logged", "Store", "StoreError", "open"]
+__all__ = ["Event", "Generation", "Logged", "Store", "StoreError", "open", "pack", "unpack"]
 
 GENESIS = ""  # the hash before the first event
 _EVENT = "id, at, kind, fact, message, by, run, generation, state, hash, previous_hash"
+_SMALL = 4096  # bytes of a packed manifest that is kept whole
 _LEVEL = 3  # zlib: digests hardly shrink, names do
 
 
@@ -196,11 +198,10 @@ class Store:
 
     def manifest(self, generation: int, fact: str) -> Manifest | None:
         """The per-file manifest of a fact in a generation, None where it is not known here."""
-        query = """SELECT body FROM manifests JOIN generation_manifests ON manifest = manifests.digest
-            JOIN generations ON generations.id = generation
+        query = """SELECT manifest FROM generation_manifests JOIN generations ON generations.id = generation
             WHERE number = ? AND fact = ? ORDER BY generations.id DESC LIMIT 1"""
         found = self.rows(query, generation, fact)
-        return unpack(found[0][0]) if found else None
+        return self._read_manifest(found[0][0]) if found else None
 
     def entries(self, generation: int, fact: str) -> frozenset[str] | None:
         """The tokens of a set that was too large for the lock, None where they are not known here."""
@@ -212,12 +213,37 @@ class Store:
         text = zlib.decompress(found[0][0]).decode("ascii")
         return frozenset(text[start : start + 16] for start in range(0, len(text), 16))
 
-    def _manifest(self, manifest: Manifest) -> str:
+    def _manifest(self, manifest: Manifest, base: str | None = None) -> str:
+        """Keep a manifest, by what is other than in its base where that is little. Gives its digest."""
         plain = pack(manifest)
         digest = hashlib.sha256(plain).hexdigest()
-        if not self.rows("SELECT 1 FROM manifests WHERE digest = ?", digest):
-            self.change("INSERT INTO manifests VALUES (?, ?)", digest, zlib.compress(plain, _LEVEL))
+        if self.rows("SELECT 1 FROM manifests WHERE digest = ?", digest):
+            return digest
+        body = zlib.compress(plain, _LEVEL)
+        if base is not None and len(body) > _SMALL:
+            delta = pack_delta(self._read_manifest(base) or {}, manifest)
+            if len(delta) < len(body) // 4:
+                self.change("INSERT INTO manifests (digest, body, base) VALUES (?, ?, ?)", digest, delta, base)
+                return digest
+        self.change("INSERT INTO manifests (digest, body) VALUES (?, ?)", digest, body)
         return digest
+
+    def _read_manifest(self, digest: str) -> Manifest | None:
+        found = self.rows("SELECT body, base FROM manifests WHERE digest = ?", digest)
+        if not found:
+            return None
+        body, base = found[0]
+        return unpack(body) if base is None else apply_delta(self._read_manifest(base) or {}, body)
+
+    def _base(self, fact: str) -> str | None:
+        """The newest whole manifest of a fact, first of a generation: others are kept by what they have otherwise."""
+        for table, order in (("generation_manifests", "generation"), ("state_manifests", "state")):
+            query = f"""SELECT manifest FROM {table} JOIN manifests ON digest = manifest
+                WHERE fact = ? AND base IS NULL ORDER BY {order} DESC LIMIT 1"""  # noqa: S608  our own words
+            found = self.rows(query, fact)
+            if found:
+                return str(found[0][0])
+        return None
 
     # -- the log --
 
@@ -280,9 +306,8 @@ class Store:
             else self.change("INSERT INTO states (digest, environment, at, facts) VALUES (?, ?, ?, ?)", *row)
         )
         for fact, manifest in manifests.items():
-            self.change(
-                "INSERT OR REPLACE INTO state_manifests VALUES (?, ?, ?)", state, fact, self._manifest(manifest)
-            )
+            behind = self._manifest(manifest, self._base(fact))
+            self.change("INSERT OR REPLACE INTO state_manifests VALUES (?, ?, ?)", state, fact, behind)
         last = self.rows("SELECT state FROM sightings ORDER BY id DESC LIMIT 1")
         if last != [(state,)]:
             self.change("INSERT INTO sightings (at, state) VALUES (?, ?)", at, state)
@@ -300,10 +325,8 @@ class Store:
 
     def state_manifest(self, state: int, fact: str) -> Manifest | None:
         """The per-file manifest of a fact in an observed state; None where none was kept with it."""
-        query = """SELECT body FROM manifests JOIN state_manifests ON manifest = manifests.digest
-            WHERE state = ? AND fact = ?"""
-        found = self.rows(query, state, fact)
-        return unpack(found[0][0]) if found else None
+        found = self.rows("SELECT manifest FROM state_manifests WHERE state = ? AND fact = ?", state, fact)
+        return self._read_manifest(found[0][0]) if found else None
 
     def standing(self) -> str | None:
         """The last recorded set of findings, as `history` wrote it."""
@@ -345,19 +368,6 @@ def accepted(lock: Lock) -> str:
 def chained(previous: str, fields: tuple[Any, ...]) -> str:
     """The hash that binds an event's fields to the hash before."""
     return hashlib.sha256(json.dumps([previous, *fields]).encode()).hexdigest()
-
-
-def pack(manifest: Manifest) -> bytes:
-    """Names may hold anything but NUL, words have none: so NUL parts them."""
-    parts = [part for path in sorted(manifest) for part in (path, manifest[path])]
-    return "\0".join(parts).encode("utf-8", "surrogateescape")
-
-
-def unpack(body: bytes) -> Manifest:
-    """The manifest that `pack` made, from its compressed bytes."""
-    text = zlib.decompress(body).decode("utf-8", "surrogateescape")
-    parts = text.split("\0") if text else []
-    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _logged(row: tuple[Any, ...]) -> Logged:

@@ -42,11 +42,13 @@ MIGRATIONS = (
         path TEXT NOT NULL, object TEXT NOT NULL, meta TEXT NOT NULL, PRIMARY KEY (generation, path)) WITHOUT ROWID;
     CREATE TABLE standing (one INTEGER PRIMARY KEY CHECK (one = 1), body TEXT NOT NULL);
     """,
-    # when a state was seen; one that lasts stands once
+    # when a state was seen; one that lasts stands once. A manifest with a base holds what is other than in that one
     """
     CREATE TABLE sightings (
         id INTEGER PRIMARY KEY, at TEXT NOT NULL, state INTEGER NOT NULL REFERENCES states (id) ON DELETE CASCADE);
     CREATE INDEX sightings_at ON sightings (at);
+    CREATE INDEX events_kind ON events (kind);
+    ALTER TABLE manifests ADD COLUMN base TEXT REFERENCES manifests (digest);
     INSERT INTO sightings (at, state) SELECT at, state FROM events
         WHERE kind IN ('drift', 'heal') AND state IN (SELECT id FROM states) ORDER BY id;
     """,

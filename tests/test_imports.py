@@ -51,6 +51,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "compare",
         "verdict",
         "ranking",
+        "manifests",
         "hints",
         "watch",
     ),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockd import gc, lock, state, store
+from lockd import gc, lock, manifests, state, store
 from lockd.facts import Fact, Facts, set_digest, token
 from lockd.lock import Lock
 from lockd.store import Event, Store, StoreError
@@ -326,3 +326,61 @@ def test_a_store_of_the_first_version_still_opens(where: str) -> None:
     assert found is not None
     with found:
         assert found.append(Event("2026", "note", "x")) == 1
+
+
+# -- manifests by what they have otherwise
+
+
+@given(st.dictionaries(NAMES, st.sampled_from(["a", "b", ""])), st.dictionaries(NAMES, st.sampled_from(["a", "b", ""])))
+def test_a_manifest_comes_back_from_what_it_has_otherwise(old: dict[str, str], new: dict[str, str]) -> None:
+    assert manifests.apply_delta(old, manifests.pack_delta(old, new)) == new
+
+
+def test_states_that_differ_little_take_little(opened: Store, where: str) -> None:
+    names = {f"torch/pkg{number % 50}/module_{number}.py": os.urandom(32).hex() for number in range(3_000)}
+    accept(opened, 1, {"package:train/torch": names})
+    size = os.path.getsize(where) + os.path.getsize(f"{where}-wal")
+    with opened.transaction():
+        for number in range(50):
+            edited = {**names, f"torch/pkg{number}/module_{number}.py": "0" * 64, "torch/new.py": str(number)}
+            opened.keep_state(f"{number}", "env1:a", "2026", f"[{number}]", {"package:train/torch": edited})
+    assert os.path.getsize(where) + os.path.getsize(f"{where}-wal") < size + 300_000
+    for number in (0, 49):
+        found = opened.state_manifest(number + 1, "package:train/torch") or {}
+        assert found["torch/new.py"] == str(number) and len(found) == 3_001
+        assert found[f"torch/pkg{number}/module_{number}.py"] == "0" * 64
+
+
+def test_gc_keeps_what_another_manifest_is_kept_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("LOCKD_STATE", str(tmp_path / "s"))
+    (tmp_path / "ct.toml").touch()
+    place = state.open(str(tmp_path / "ct.toml"), create=True)
+    assert place is not None
+    found = place.store(create=True)
+    assert found is not None
+    names = {f"module_{number}.py": os.urandom(32).hex() for number in range(500)}
+    with found:
+        accept(found, 1, {"package:train/torch": names})
+        with found.transaction():
+            found.keep_state("1", "env1:a", "2026", "[]", {"package:train/torch": {**names, "x": "1"}})
+            found.change("DELETE FROM generations")
+        assert found.rows("SELECT count(*) FROM manifests WHERE base IS NOT NULL") == [(1,)]
+    assert gc.collect(place, dry_run=False).manifests == 0
+    found = place.store()
+    assert found is not None
+    with found:
+        assert found.state_manifest(1, "package:train/torch") == {**names, "x": "1"}
+
+
+def test_a_state_that_lasts_stands_once_and_each_return_is_marked(opened: Store) -> None:
+    with opened.transaction():
+        for second, digest in enumerate("aabba"):
+            opened.keep_state(digest, "env1:a", f"2026-11-30T00:00:0{second}Z", digest, {})
+    assert opened.rows("SELECT at, state FROM sightings") == [
+        ("2026-11-30T00:00:00Z", 1),
+        ("2026-11-30T00:00:02Z", 2),
+        ("2026-11-30T00:00:04Z", 1),
+    ]
+    assert opened.sighting("2026-11-30T00:00:03Z") == ("2026-11-30T00:00:02Z", 2)
+    assert opened.sighting("2025") is None
