@@ -107,7 +107,7 @@ def _cause(one: Finding, brought: list[Finding], colour: bool) -> Iterator[str]:
     mark = "unknown" if one.change == "unreadable" and one.severity == "block" else one.severity
     yield f"  {paint(f'{mark:7}', mark, colour)} {safe(one.message)}"
     indent = " " * 10
-    if one.files is not None and one.files.examples:
+    if one.files is not None and one.files.examples and "version" not in one.attributes:  # of a swap the number will do
         missing = [name for name in one.files.examples if name not in one.message]
         if missing:
             yield paint(f"{indent}{safe(files_line(one.files))}", "dim", colour)
