@@ -194,10 +194,13 @@ class Decider(threading.Thread):
             self._look(burst, whole, any(question.commands for question in questions))
         self._note_watching(burst)
         # 5. the history, when the burst is over
-        self.recorder.turn(time.monotonic(), self.gatherer.quiet_for())
+        if self.recorder.over(time.monotonic(), self.gatherer.quiet_for()):
+            self.eyes.sync(SYNC)  # hints may be on their way
+            if not self.gatherer.waiting:
+                self.recorder.flush()
         # 6. who asked
         if questions:
-            self.recorder.told()
+            self.recorder.told(self.standing.looks)
             self._answer_all(questions)
             self._serving = []
         self.ready.set()
@@ -281,7 +284,7 @@ class Decider(threading.Thread):
         plain = self._explainer.plain(sight, report.differences)
         report = replace_plain(standing.apply(report, self.marks), sight=plain)
         self._publish(replace(new, report=report))
-        self.recorder.take(report, burst, time.monotonic())
+        self.recorder.take(report, burst, time.monotonic(), new.looks)
 
     def _judged(self, sight: Sight, started: float, explained: check.Explained) -> Report:
         assert self.subject.policy is not None

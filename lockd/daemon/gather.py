@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from lockd.watch.hints import LOSSES, Hint
 
-QUIET, BOUND = 0.04, 2.0  # seconds
+QUIET, BOUND = 0.03, 2.0  # seconds
 MOST = 200_000
 
 

@@ -31,11 +31,11 @@ class Recorder:
         self._last: Any = None
         self._pending: Report | None = None
         self._since = 0.0
-        self._told = False
+        self._told, self._look = 0, 0  # numbers of looks: the last that somebody was told of, the first that waits
         self._writers: set[tuple[int, int]] = set()
 
-    def take(self, report: Report, burst: Burst, now: float) -> None:
-        """What stands after a look."""
+    def take(self, report: Report, burst: Burst, now: float, look: int) -> None:
+        """What stands after a look, by the number of the look."""
         self._writers |= {(hint.who.pid, hint.who.started) for hint in burst.hints if hint.who.pid and hint.who.started}
         keys = standing.keys(report)
         if self._pending is not None:
@@ -48,16 +48,15 @@ class Recorder:
         if keys == self._last:
             self._pending = None
         else:
-            self._pending, self._since, self._told = report, now, False
+            self._pending, self._since, self._look = report, now, look
 
-    def told(self) -> None:
-        """Somebody is being told what stands."""
-        self._told = True
+    def told(self, look: int) -> None:
+        """Somebody is being told what that look came to. From any thread."""
+        self._told = max(self._told, look)
 
-    def turn(self, now: float, quiet: float) -> None:
-        """Hand over what is over."""
-        if self._pending is not None and self._left(now, quiet) <= 0:
-            self.flush()
+    def over(self, now: float, quiet: float) -> bool:
+        """Does something wait whose change is over, as far as the hints so far tell?"""
+        return self._pending is not None and self._left(now, quiet) <= 0
 
     def due(self, now: float, quiet: float) -> float | None:
         """Seconds until something may be over. None: nothing waits."""
@@ -98,4 +97,4 @@ class Recorder:
     def _counts(self, before: Any, keys: Any, now: float) -> bool:
         """Would something be forgotten that was seen to stand?"""
         gone = {fact for fact, _ in before[1]} - {fact for fact, _ in keys[1]}
-        return bool(gone) and (self._told or now - self._since >= STOOD)
+        return bool(gone) and (self._told >= self._look or now - self._since >= STOOD)

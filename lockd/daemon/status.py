@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 def standing(daemon: Daemon) -> dict[str, Any]:
     """The verdict as it stands, at once. settled: nothing is being looked at anew."""
-    now, report = daemon.decider.standing, daemon.decider.standing.report
+    now = daemon.decider.standing
+    report = now.report
+    daemon.decider.recorder.told(now.looks)
     settled = daemon.decider.settled()
     lost = daemon.decider.gatherer.lost
     trouble = now.trouble or (f"looking again: {lost[0].detail or lost[0].kind}" if lost else "")
