@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lockd import check, runs
 from lockd.compare import compare
 from lockd.errors import LookError, RefusedError
-from lockd.facts import Fact, Facts, Unknown, set_digest, token
+from lockd.facts import Fact, Facts, Unknown
 from lockd.plain import replace
 from lockd.secrets import MASK
 from lockd.verdict import owner
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lockd.state import State
     from lockd.store import Store
 
+_TOO_MANY = "accept it while it is as it was: lockd accept --only FACT"
 _NOT_KEPT = "lockd run --wait looks again at the end of a run"
 
 
@@ -35,7 +36,7 @@ def started_on(report: Report, run: Run, store: Store, state: State | None, laun
     """The report as it would be on the state that the run started on. RefusedError without evidence."""
     recorded = {fact.name: fact for fact in runs.facts(store, run).values() if fact.name != "launch:python"}
     now = report.sight.facts
-    facts = {name: _whole(fact, report, run, store) for name, fact in recorded.items()}
+    facts = {name: _whole(fact, report, run) for name, fact in recorded.items()}
     commands = {fact.name: fact for fact in now.values() if fact.kind == "command"}
     _check_evidence(run, store, Facts(facts.values()), now)
     return _restated(report, {**facts, **commands}, run, store, state, launch)
@@ -45,7 +46,7 @@ def variables_of(report: Report, run: Run, store: Store, state: State | None, la
     """The report with the variables that the run was launched with."""
     recorded = {fact.name: fact for fact in runs.facts(store, run).values() if fact.kind == "env"}
     others = {fact.name: fact for fact in report.sight.facts.values() if fact.kind != "env"}
-    whole = {name: _whole(fact, report, run, store) for name, fact in recorded.items()}
+    whole = {name: _whole(fact, report, run) for name, fact in recorded.items()}
     return _restated(report, {**others, **whole}, run, store, state, launch)
 
 
@@ -76,8 +77,8 @@ def _lasting(facts: Facts) -> Facts:
     return Facts(fact for fact in facts.values() if fact.kind not in ("env", "launch", "command"))
 
 
-def _whole(fact: Fact | Unknown, report: Report, run: Run, store: Store) -> Fact | Unknown:
-    """A recorded fact with what the record of a run leaves out: the entries of a growing set."""
+def _whole(fact: Fact | Unknown, report: Report, run: Run) -> Fact | Unknown:
+    """A recorded fact as it may be accepted; what the record of a run does not hold whole is an error."""
     if isinstance(fact, Unknown):
         return fact
     if MASK in str(fact.attributes.get("value", "")):
@@ -88,13 +89,12 @@ def _whole(fact: Fact | Unknown, report: Report, run: Run, store: Store) -> Fact
         if isinstance(other, Fact) and dict(other.attributes) == dict(fact.attributes):
             return other
     owned = owner(report.policy, fact.name, report.sight.claimed)
-    if fact.absent or fact.tokens is not None or owned is None or getattr(owned[1], "change", "") != "grow":
-        return fact
-    manifest = None if run.state is None else store.state_manifest(run.state, fact.name)
-    tokens = frozenset(token(path, word) for path, word in (manifest or {}).items())
-    if set_digest(tokens) != fact.attributes.get("digest"):
-        raise LookError(f"the entries of {fact.name} at the start of {run.name} are not kept", hint=_NOT_KEPT)
-    return replace(fact, tokens=tokens)
+    growing = owned is not None and getattr(owned[1], "change", "") == "grow"
+    if growing and not fact.absent and fact.tokens is None:
+        raise LookError(
+            f"the entries of {fact.name} at the start of {run.name} are too many to be kept", hint=_TOO_MANY
+        )
+    return fact
 
 
 def _restated(

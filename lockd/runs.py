@@ -9,7 +9,7 @@ Never: decides a verdict, guesses an exit code, or waits for a process.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockd import lineage
@@ -250,9 +250,9 @@ def is_name(word: str) -> bool:
 
 def facts(store: Store, run: Run) -> Facts:
     """The facts that a run started on, those of its launch with them. LookError where they are not kept."""
-    from lockd.history import state_facts
+    from lockd import history
 
-    found = None if run.state is None else state_facts(store, run.state, run.body.get("launch_facts", ()))
+    found = None if run.state is None else history.state_facts(store, run.state, run.body.get("launch_facts", ()))
     if found is None:
         raise LookError(f"the state that {run.name} started on is not kept", hint="lockd runs shows which have one")
     return found
@@ -328,19 +328,10 @@ def _state(store: Store, report: Report) -> int:
 
     sight = report.sight
     lasting = Facts(fact for fact in sight.facts.values() if fact.kind not in LAUNCH_KINDS)
-    wanted = {one.name for one in report.differences} | set(_grown(report)) if report.lock is not None else set()
-    manifests = sight.manifests() if wanted else {}
-    moved = {name: manifests[name] for name in wanted if name in manifests}
+    differing = {one.name for one in report.differences} if report.lock is not None else set()
+    manifests = sight.manifests() if differing else {}
+    moved = {name: manifests[name] for name in differing if name in manifests}
     return history.keep_facts(store, lasting, report.environment_full, stamp(), moved)
-
-
-def _grown(report: Report) -> Iterator[str]:
-    """Growing sets with more entries than the lock holds: no drift, and still part of what the run started on."""
-    known: Mapping[str, Any] = report.lock.facts if report.lock is not None else {}
-    for fact in report.sight.facts.known():
-        locked = known.get(fact.name)
-        if fact.tokens is not None and isinstance(locked, Fact) and dict(locked.attributes) != dict(fact.attributes):
-            yield fact.name
 
 
 def _body(new: Begun) -> dict[str, Any]:
