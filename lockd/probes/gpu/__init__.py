@@ -146,13 +146,14 @@ def word(difference: Difference) -> str:
         return f"{what} {_version(found)}is new"
     if subject == "idle":
         return f"other processes use the GPUs: {said(found.told.get('users', ())) if found else ''}"
-    moved = [f"{name.replace('_', ' ')} {_said(old)} → {_said(new)}" for name, (old, new) in _moved(difference)]
+    moved = [_part(name, old, new) for name, (old, new) in _moved(difference)]
     if subject in _PINNED and moved and _PINNED[subject] in difference.attributes:
         old, new = difference.attributes[_PINNED[subject]]
         rest = [one for one in moved if not one.startswith(f"{_PINNED[subject]} ")]
-        return "; ".join([f"{what} {_said(old)} → {_said(new)}", *rest])
+        first = f"{what} {_said(old)} → {_said(new)}{_why_gone(found) if new is None else ''}"
+        return "; ".join([*_unfit_words(difference), first, *rest])
     texts = [breach.text for breach in difference.breaches]
-    return f"{what}: {'; '.join(moved)}" if moved else "; ".join(texts) or what
+    return "; ".join([*_unfit_words(difference), f"{what}: {'; '.join(moved)}"]) if moved else "; ".join(texts) or what
 
 
 def watched(rule: SystemRule) -> Iterable[str]:
@@ -224,6 +225,17 @@ def _unfit(wish: Wish, fact: Fact, wrong: Iterable[tuple[str, str]]) -> Iterator
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _unfit_words(difference: Difference) -> list[str]:
+    """That a module and a library do not fit comes first: it is why nothing starts."""
+    return [pin.text for pin in difference.breaches if pin.attribute == "libcuda"][:1]
+
+
+def _part(name: str, old: object, new: object) -> str:
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        old, new = tuple(one for one in old if one not in new), tuple(one for one in new if one not in old)
+    return f"{name.replace('_', ' ')} {_said(old) or 'none'} → {_said(new) or 'none'}"
 
 
 def _moved(difference: Difference) -> list[tuple[str, tuple[object, object]]]:
