@@ -107,8 +107,8 @@ def test_an_edit_while_no_daemon_ran_is_found_by_the_first_look(scene: tuple[Sce
         assert finding["by"]["confidence"] == "not observed" and finding["by"]["reason"]
 
 
-def test_a_burst_is_one_change(scene: tuple[Scene, Path]) -> None:
-    made, path = scene
+def test_a_burst_is_one_change(tmp_path: Path) -> None:
+    made, path = pinned_file(tmp_path)
     made.write_policy(f'[[tree]]\npath = "{path.parent}"\ncheck = "full"\n')
     for number in range(300):
         (path.parent / f"f{number}.py").write_text("old")
