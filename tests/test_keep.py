@@ -15,8 +15,8 @@ from lockd.keep import Wanted
 from lockd.objects import Keeping, quota_of
 from lockd.place import Folders, Row
 from lockd.store import Store
-from tests.restoring import CACHE, changes_of, killed
-from tests.scene import Scene, pinned_file
+from tests.restoring import CACHE, Near, changes_of, killed, pinned_file
+from tests.scene import Scene
 
 
 def opened(scene: Scene) -> Store:
@@ -58,7 +58,7 @@ def test_nothing_is_kept_unasked(tmp_path: Path) -> None:
 def test_the_real_cache_comes_to_a_third_at_most(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     _unpack(cache)
-    scene = Scene(tmp_path)
+    scene = Near(tmp_path)
     scene.write_policy(f'[[cache]]\npath = "{cache}"\nkind = "inductor"\nkeep = true\n')
     assert scene.accept().code == 0
     original = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())

@@ -13,13 +13,13 @@ import pytest
 
 from lockd import restore_apply
 from lockd.state import State
-from tests.restoring import CACHE, changes_of, contents, killed, tree
-from tests.scene import Scene, pinned_file
+from tests.restoring import CACHE, Near, changes_of, contents, killed, pinned_file, tree
+from tests.scene import Scene
 
 
 def cache_scene(root: Path, rule: str = "", kind: str = "inductor") -> tuple[Scene, Path]:
     """A scene with a small kept cache, accepted."""
-    scene = Scene(root)
+    scene = Near(root)
     cache = scene.file("cache/ab/cabc.py", "one\n").parents[1]
     scene.file("cache/triton/0/KEY/k.cubin", "two\n").chmod(0o640)
     scene.file("cache/triton/0/KEY/k.json", "{}\n")
@@ -91,7 +91,7 @@ def test_whatever_is_in_its_place_goes_and_can_be_had_back(tmp_path: Path, how: 
 
 
 def test_a_link_comes_back_with_what_it_led_to(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+    scene = Near(tmp_path)
     target = scene.file("real/model.py", "good\n")
     link = tmp_path / "job" / "model.py"
     link.parent.mkdir()
@@ -129,7 +129,7 @@ def test_the_real_cache_comes_back_byte_for_byte(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     subprocess.run(["tar", "xzf", str(CACHE), "-C", str(cache)], check=True)
-    scene = Scene(tmp_path)
+    scene = Near(tmp_path)
     scene.write_policy(f'[[cache]]\npath = "{cache}"\nkind = "inductor"\nkeep = true\n')
     scene.accept()
     good = tree(cache)
@@ -208,7 +208,7 @@ def test_what_was_not_kept_is_said_not_tried(tmp_path: Path) -> None:
 
 
 def test_what_has_no_source_says_the_wanted_value(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+    scene = Near(tmp_path)
     scene.file("data/a.bin")
     scene.write_policy(f'[[tree]]\npath = "{tmp_path}/data"\n[env]\nNCCL_DEBUG = "INFO"\n')
     answer = scene.lockd("accept", "-m", "good", "--yes", env={"NCCL_DEBUG": "INFO"})
@@ -292,7 +292,7 @@ def test_gc_keeps_what_undo_needs(tmp_path: Path) -> None:
 
 
 def test_a_link_put_on_the_way_is_refused_before_anything_changes(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+    scene = Near(tmp_path)
     path, other = scene.file("job/a/model.py"), scene.file("job/b/model.py")
     scene.write_policy(f'[[file]]\npath = "{tmp_path}/job/*/model.py"\nkeep = true\n')
     scene.accept()

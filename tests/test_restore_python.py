@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from lockd.unpack import Layout, WheelError, unpack
-from tests.restoring import contents
+from tests.restoring import Near, contents
 from tests.scene import Answer, Scene
 from tests.wheels import UV, Env, Wheel, build_venv, install, uninstall
 
@@ -52,7 +52,7 @@ OLDER = Wheel("transformers", "4.40.0", {"transformers/__init__.py": "new = 0\n"
 
 def train(root: Path, rule: str = "", by: str = "pip", pins: str = "") -> tuple[Scene, Env]:
     """An accepted environment with three packages."""
-    scene, env = Scene(root), build_venv(root / "venv")
+    scene, env = Near(root), build_venv(root / "venv")
     install(env, TORCH, NCCL, TRANSFORMERS, by=by)
     (env.site / "good.pth").write_text("import sys\n")
     scene.write_policy(f'[[python]]\nname = "train"\npath = "{env.prefix}"\n{rule}\n{pins}')
@@ -210,7 +210,7 @@ def test_a_deleted_interpreter_link_comes_back(tmp_path: Path) -> None:
 
 
 def test_loose_files_come_back_where_they_were_kept(tmp_path: Path) -> None:
-    scene, env = Scene(tmp_path), build_venv(tmp_path / "venv")
+    scene, env = Near(tmp_path), build_venv(tmp_path / "venv")
     install(env, TRANSFORMERS)
     loose = env.site / "helper.py"
     loose.write_text("good\n")
