@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 import venv
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from lockd import protocol
 from lockd.gates import site
 from tests.scene import Answer, Scene
 
@@ -120,3 +124,51 @@ path = "{scene.root}/venv"
 path = "{scene.root}/job/model.py"
 """
     scene.write_policy(text)
+
+
+class Daemon:
+    """One that speaks the protocol. replies: what it sends to a request, None: nothing, and the connection stays."""
+
+    def __init__(self, scene: Gated, replies: list[bytes] | None, close: bool = True) -> None:
+        folder = Path(protocol.folder(str(scene.root / "run"), str(scene.policy)))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self.replies, self.close = folder / "socket", replies, close
+        self.requests: list[dict[str, Any]] = []
+        self.kept: list[socket.socket] = []
+        self.server = socket.socket(socket.AF_UNIX)
+        with protocol.Address(str(self.path)) as name:
+            self.server.bind(name)
+        self.server.listen()
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+
+    def serve(self) -> None:
+        while True:
+            try:
+                client, _ = self.server.accept()
+            except OSError:
+                return
+            self.kept.append(client)
+            if self.replies is not None:
+                buffer = bytearray()
+                while not (frames := list(protocol.frames(buffer, protocol.LIMIT))):
+                    data = client.recv(1 << 16)
+                    if not data:
+                        break
+                    buffer += data
+                self.requests += frames
+                client.sendall(b"".join(self.replies))
+                if self.close:
+                    client.close()
+
+
+@contextmanager
+def daemon(scene: Gated, replies: list[bytes] | None, close: bool = True) -> Iterator[Daemon]:
+    one = Daemon(scene, replies, close)
+    one.thread.start()
+    try:
+        yield one
+    finally:
+        one.server.shutdown(socket.SHUT_RDWR)
+        one.server.close()
+        one.path.unlink()
+        one.thread.join(5)

@@ -10,8 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from hypothesis import strategies as st
 from lockd import globs, protocol
 from lockd.gates.ask import Mismatch, parse
 from lockd.gates.hook import gate, which
-from tests.gating import Gated, gated
+from tests.gating import Gated, daemon, gated
 
 BLOCK = 'on_fault = "block"'
 
@@ -142,54 +140,6 @@ def test_switched_off_is_announced(shared: Gated) -> None:
 
 def _answer(code: int, text: str = "") -> bytes:
     return protocol.encode({"answer": {"hook": "\n".join([str(code), *text.splitlines()])}})
-
-
-class Daemon:
-    """One that speaks the protocol. replies: what it sends to a request, None: nothing, and the connection stays."""
-
-    def __init__(self, scene: Gated, replies: list[bytes] | None, close: bool = True) -> None:
-        folder = Path(protocol.folder(str(scene.root / "run"), str(scene.policy)))
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path, self.replies, self.close = folder / "socket", replies, close
-        self.requests: list[dict[str, Any]] = []
-        self.kept: list[socket.socket] = []
-        self.server = socket.socket(socket.AF_UNIX)
-        with protocol.Address(str(self.path)) as name:
-            self.server.bind(name)
-        self.server.listen()
-        self.thread = threading.Thread(target=self.serve, daemon=True)
-
-    def serve(self) -> None:
-        while True:
-            try:
-                client, _ = self.server.accept()
-            except OSError:
-                return
-            self.kept.append(client)
-            if self.replies is not None:
-                buffer = bytearray()
-                while not (frames := list(protocol.frames(buffer, protocol.LIMIT))):
-                    data = client.recv(1 << 16)
-                    if not data:
-                        break
-                    buffer += data
-                self.requests += frames
-                client.sendall(b"".join(self.replies))
-                if self.close:
-                    client.close()
-
-
-@contextmanager
-def daemon(scene: Gated, replies: list[bytes] | None, close: bool = True) -> Iterator[Daemon]:
-    one = Daemon(scene, replies, close)
-    one.thread.start()
-    try:
-        yield one
-    finally:
-        one.server.shutdown(socket.SHUT_RDWR)
-        one.server.close()
-        one.path.unlink()
-        one.thread.join(5)
 
 
 @pytest.mark.parametrize(("code", "text"), [(0, ""), (78, "lockd: refused: \u201ctorch\u201d"), (125, "lockd: blind")])
