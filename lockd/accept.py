@@ -209,7 +209,9 @@ def _check_pins(report: Report, facts: Facts, names_held: frozenset[str]) -> Non
     broken = [
         pin
         for pin in check.sorted_breaches(policy, facts)
-        if pin.fact in names_held and _pin_severity(report, pin) in ("block", "warn")
+        if pin.fact in names_held
+        and _pin_severity(report, pin) in ("block", "warn")
+        and pin.fact != "gpu:idle"  # who uses the GPUs at the moment is no part of the state
     ]
     if not broken:
         return
@@ -297,12 +299,22 @@ def _notes(report: Report, wish: Wish, facts: Facts, chosen: frozenset[str]) -> 
     absent = [fact.name for fact in new if fact.absent and fact.kind != "env"]
     yield from (f"{name} is not there, and is recorded as absent" for name in absent)
     yield from _unowned_notes(report, chosen)
+    yield from _cache_notes(new, known)
     yield from (f"{_how_modified(fact)}, allowed" for fact in _modified(report, chosen))
     unread = [fact for fact in report.sight.facts.unknown() if fact.name in chosen]
     yield from (f"{fact.name} could not be read ({fact.reason}) and is left out of the lock" for fact in unread)
     if wish.only:
         others = [one.name for one in report.differences if one.name not in chosen and "lock" in one.against]
         yield from (f"{name} still differs" for name in others[:_LISTED])
+
+
+def _cache_notes(new: Iterable[Fact], known: Mapping[str, Fact | Unknown]) -> Iterator[str]:
+    """What is odd about a cache that becomes known good: nothing ever checks its contents again."""
+    from lockd.probes.caches import oddities
+
+    for fact in new:
+        if fact.kind == "cache":
+            yield from (f"{fact.subject}: {line}" for line in oddities(fact, known.get(fact.name)))
 
 
 def _unowned_notes(report: Report, chosen: frozenset[str]) -> Iterator[str]:

@@ -350,7 +350,7 @@ def test_the_real_child_answers_on_any_machine() -> None:
     """With a GPU, without one, with nvidia-ml-py or not: JSON, and no traceback."""
     from lockd.probes import bounded
 
-    answer = bounded.ask(cards.NVML, 30)
+    answer = bounded.ask((*cards.NVML, *cards._pynvml()), 30)
     assert not answer.problem
     assert json.loads(answer.text).keys() & {"cards", "error", "missing"}
 
@@ -414,3 +414,18 @@ def test_a_cache_of_loops_ends(machine: Machine) -> None:
     fact = driver.driver(str(machine.root))
     assert isinstance(fact, Fact)
     assert "leads to nothing" in str(fact.attributes["libcuda"])
+
+
+def test_a_running_job_on_the_gpus_keeps_nobody_from_accepting(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accept --env-of PID` of a training that runs well is the usual way."""
+    from lockd import accept, check
+
+    users = [{"pid": 1, "name": "x", "devices": ["/dev/nvidia0"]}]
+    monkeypatch.setattr("lockd.conditions.gpu_users", lambda own=None: iter(users))
+    policy = held(idle="block")
+    report = check.check(policy, state=None, lock=None, launch=None)
+    assert report.verdict == "block"
+    names = frozenset(fact.name for fact in report.sight.facts.values())
+    accept._check_pins(report, report.sight.facts, names)

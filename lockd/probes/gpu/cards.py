@@ -20,7 +20,7 @@ from lockd.probes.gpu.driver import amd_cards
 from lockd.probes.gpu.smi import parse
 
 SECONDS = 5.0
-NVML = (sys.executable, "-I", os.path.join(os.path.dirname(__file__), "nvml.py"))
+NVML = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "nvml.py"))  # and where pynvml lies
 SMI = ("nvidia-smi", "-q")
 SETTINGS = (  # attributes of a card that a policy can name
     "name",
@@ -74,7 +74,7 @@ def _nvidia(names: frozenset[str]) -> list[Fact | Unknown]:
 
 def _ask() -> list[Mapping[str, Any]] | str:
     """Every card, or why nobody can tell."""
-    asked = bounded.ask(NVML, SECONDS)
+    asked = bounded.ask((*NVML, *_pynvml()), SECONDS)
     if asked.problem:
         return f"NVML: {asked.problem}"
     try:
@@ -90,6 +90,11 @@ def _ask() -> list[Mapping[str, Any]] | str:
     if asked.problem:
         return f"nvidia-ml-py is not installed beside lockd: pip install 'lockd[nvidia]'; nvidia-smi: {asked.problem}"
     return parse(asked.text)
+
+
+def _pynvml() -> list[str]:
+    """The folder of nvidia-ml-py: the child starts without `site`, which costs more than the question."""
+    return [folder for folder in sys.path if os.path.exists(os.path.join(folder, "pynvml.py"))][:1]
 
 
 def _fact(index: int, settings: Mapping[str, Value], told: Mapping[str, Value], names: frozenset[str]) -> Fact:

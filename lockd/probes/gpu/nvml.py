@@ -1,5 +1,5 @@
-"""Asks NVML for every GPU and prints JSON: run by itself as `python -I nvml.py`, so that a driver that hangs or crashes
-takes nobody with it.
+"""Asks NVML for every GPU and prints JSON: run by itself as `python -I -S nvml.py FOLDER`, where pynvml lies, so that a
+driver that hangs or crashes takes nobody with it.
 
 Prints `{"cards": [{…} | {"error": …}]}`, one for each index, or `{"error": …}`, or `{"missing": true}` without
 nvidia-ml-py. Numbers are NVML's own: milliwatts, MHz, bytes.
@@ -95,4 +95,5 @@ def _ask() -> dict[str, Any]:
 if __name__ == "__main__":
     import sys
 
+    sys.path += sys.argv[1:]
     sys.stdout.write(json.dumps(_ask()))
