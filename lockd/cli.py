@@ -141,7 +141,13 @@ def _open_streams() -> None:
     printed lands in it."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
+            try:
+                null = os.open(os.devnull, os.O_RDWR)
+            except OSError:  # a container without /dev
+                import io
+
+                setattr(sys, name, io.StringIO())
+                continue
             os.dup2(null, number)
             if null != number:
                 os.close(null)

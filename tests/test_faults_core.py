@@ -262,3 +262,24 @@ def test_a_pinned_package_that_is_not_there_is_said_once(tmp_path: Path) -> None
     answer = scene.verify()
     assert answer.code == 1
     assert answer.document["findings"][0]["message"].count("not installed") == 1
+
+
+def test_a_package_folder_that_became_a_link_is_one_finding(venv: tuple[Scene, Env]) -> None:
+    scene, env = venv
+    (env.site / "torch").rename(scene.root / "elsewhere")
+    (env.site / "torch").symlink_to(scene.root / "elsewhere")
+    answer = scene.verify()
+    assert (answer.code, answer.facts) == (1, ["package:train/torch"])
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_in_the_reason_or_in_a_command_is_masked(tmp_path: Path) -> None:
+    token = "hf_" + "AbCdEf0123456789AbCdEf0123456789xy"
+    scene = Scene(tmp_path)
+    scene.write_policy(f'[[command]]\nname = "c"\nrun = ["/bin/echo", "--token={token}"]\n')
+    answer = scene.lockd("accept", "-m", f"with {token}", "--yes")
+    assert (answer.code, token in answer.out + answer.err) == (0, False)
+    assert token not in scene.lock.read_text() + scene.lockd("log").out + scene.lockd("log", "--json").out
+    assert not [path for path in scene.state.rglob("store*") if token.encode() in path.read_bytes()]

@@ -140,12 +140,13 @@ def _commands_agreed(args: argparse.Namespace, scene: Scene) -> bool:
     policy, state = scene.policy, scene.state
     if not policy.command or (state is not None and policy.digest in state.accepted_digests()):
         return True
+    from lockd import secrets
     from lockd.errors import RefusedError
-    from lockd.report.text import safe
+    from lockd.facts import shown
 
     print("lockd: this policy runs commands, and was not accepted here yet:", file=sys.stderr)
     for rule in policy.command:
-        print(safe(f"  {rule.name}: {' '.join(rule.run)}"), file=sys.stderr)
+        print(f"  {rule.name}: {shown(' '.join(secrets.mask_argv(rule.run)))}", file=sys.stderr)
     if args.dry_run or state is None:
         print("lockd: they do not run in a dry run", file=sys.stderr)
         return False
@@ -214,8 +215,10 @@ def _wish(args: argparse.Namespace) -> Wish:
     from lockd.accept import Wish
 
     only = tuple(pattern for group in args.only for pattern in group)
+    from lockd import secrets
+
     why = " ".join((args.message or "").split())
-    return Wish(why, only, args.expect, tuple(args.allow_modified), bool(args.env_of or args.source))
+    return Wish(secrets.mask(why), only, args.expect, tuple(args.allow_modified), bool(args.env_of or args.source))
 
 
 def _next(scene: Scene) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from lockd.facts import shown
 from lockd.probes.python.bytecode import derived
-from lockd.probes.python.ground import Ground
+from lockd.probes.python.ground import LINK, Ground
 from lockd.probes.python.packages import Package, leftovers
 from lockd.probes.python.record import is_note
 from lockd.probes.python.startup import is_startup_file
@@ -55,14 +55,20 @@ def unowned(ground: Ground, packages: list[Package], owned: Mapping[str, str]) -
         names = ground.trees[site].entries
         found[site] = [
             path
-            for path in ground.listing(site).files
+            for path, mark in ground.listing(site).files.items()
             if f"{site}/{path}" not in owned
             and not is_startup_file(path)
             and not _note(path, folders)
             and path.partition("/")[0] not in left
+            and not (mark == LINK and _stands_for_folder(f"{site}/{path}/", owned))
             and not derived(path, names)
         ]
     return found
+
+
+def _stands_for_folder(prefix: str, owned: Mapping[str, str]) -> bool:
+    """A link in the place of a package's folder is that package's matter."""
+    return any(path.startswith(prefix) for path in owned)
 
 
 def _note(path: str, folders: set[str]) -> bool:
