@@ -30,8 +30,16 @@ GRACE = 20.0  # seconds that a gate may take
 class Rounds(threading.Thread):
     """Goes round from start to stop."""
 
-    def __init__(self, decider: Decider, scribe: Scribe, say: Callable[..., None], every: float = EVERY) -> None:
+    def __init__(
+        self,
+        decider: Decider,
+        scribe: Scribe,
+        say: Callable[..., None],
+        every: float = EVERY,
+        grace: float = GRACE,
+    ) -> None:
         super().__init__(name="rounds", daemon=True)
+        self._grace = grace
         self._decider, self._scribe, self._say, self._every = decider, scribe, say, every
         self._end = threading.Event()
         self._seen: set[tuple[int, int]] = set()
@@ -69,7 +77,7 @@ class Rounds(threading.Thread):
 
     def _is_late(self, one: Running) -> bool:
         key = (one.pid, one.start)
-        return key in self._seen and key not in self._told and time.time() - one.started >= GRACE
+        return key in self._seen and key not in self._told and time.time() - one.started >= self._grace
 
     def _record(self, store: Store, late: list[Running], report: Report) -> None:
         runs.settle(store)

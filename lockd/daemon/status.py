@@ -48,6 +48,7 @@ def document(daemon: Daemon) -> dict[str, Any]:
     return {
         "schema": json.SCHEMA,
         **standing(daemon),
+        "settled": not decider.gatherer.waiting,  # it is the deciding thread that asks: the look is done
         **({"policy": None, "lock": None} if report is None else json.policy_and_lock(report)),
         "findings": [json.finding(one) for one in findings],
         "not_looked": [] if report is None else list(report.not_looked),
