@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from lockd.disk import Trouble
-from lockd.facts import ABSENT, Fact, Facts, Value, set_digest, shown, token
+from lockd.facts import ABSENT, Fact, Facts, Unknown, Value, set_digest, shown, token
 from lockd.findings import Breach
+from lockd.lineage import row
 from lockd.plain import replace
 from lockd.probes import Seen, common, paths
-from lockd.probes.cache import condition, kinds
+from lockd.probes.cache import condition, kinds, whole
 
 if TYPE_CHECKING:
     from lockd.disk import Entry, Tree
@@ -40,7 +41,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "ignored": "told: files that never count: locks, leftovers",
         "holds": "told: what the entries are, in words",
         "first": "told: the first entries, where there should be none",
-        "half_written": "told: shared objects and GPU binaries that are not whole",
+        "half_written": "told: entries that are not whole: objects, pickles, JSON, references to nothing",
+        "left": "told: what writers that died left, unfinished downloads, build locks that stand",
         "planted": "told: links, other owners, a folder that anybody may write in",
         "place": "told: the file system, or what clears the folder",
         "torch_key": "told, in a lock: torch's key when it was accepted, under which it was filled",
@@ -51,6 +53,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     }
 }
 
+_BUILD = 2  # rises when what is derived from equal trees changes, so that no older memo answers
 _Entries = Mapping[str, "Entry"]
 
 
@@ -74,7 +77,7 @@ def look(rule: CacheRule, look: Look) -> Seen:
     if tree.troubles:
         return Seen((common.could_not_read("cache", subject, tree.troubles, root.path),))
     # 3. what follows from it
-    key = ("cache", rule.path, root.path, rule.kind, rule.change, rule.exclude, look.policy.owner)
+    key = ("cache", _BUILD, rule.path, root.path, rule.kind, rule.change, rule.exclude, look.policy.owner)
     seen = look.memo.recall(key, tree.stamp, lambda: _seen(rule, tree, look))
     return _placed(seen, root.path)
 
@@ -117,7 +120,17 @@ def word(difference: Difference) -> str:
             if changed["type"][1]
             else f"{subject} is a folder again"
         )
-    return f"{subject}: {_of_entries(difference)}" if "digest" in changed or "entries" in changed else subject
+    if "digest" not in changed and "entries" not in changed:
+        return subject
+    return "; ".join([f"{subject}: {_of_entries(difference)}", *oddities(difference.found, difference.expected)])
+
+
+def oddities(found: Fact | Unknown | None, known: Fact | Unknown | None = None) -> Iterator[str]:
+    """What is odd about a cache, and was not so when it was accepted: `not whole: ab/x.so: 10 of 65,536 bytes`."""
+    for name, word in (("half_written", "not whole"), ("planted", "planted"), ("left", "left behind")):
+        now, before = (one.told.get(name) if isinstance(one, Fact) else () for one in (found, known))
+        if isinstance(now, tuple) and now and now != before:
+            yield f"{word}: {', '.join(now)}"
 
 
 def watched(rule: CacheRule) -> Iterable[str]:
@@ -149,7 +162,7 @@ def _seen(rule: CacheRule, tree: Tree, look: Look) -> Seen:
     entries, ignored = _sorted_out(rule.kind, tree)
     told: dict[str, Value] = {
         "kind": rule.kind,
-        "ignored": ignored,
+        "ignored": len(ignored),
         "bytes": sum(entry.size for entry in entries.values()),
     }
     if rule.change == "empty":
@@ -160,17 +173,17 @@ def _seen(rule: CacheRule, tree: Tree, look: Look) -> Seen:
         return Seen((common.could_not_read("cache", subject, [contents]),))
     tokens = frozenset(token(path, content) for path, content in contents.items())
     attributes: dict[str, Value] = {"entries": len(contents), "digest": set_digest(tokens)}
-    told.update(_condition(rule, tree.root, entries, look.policy.owner))
+    told.update(_condition(rule, tree.root, entries, ignored, look.policy.owner))
     fact = Fact("cache", subject, attributes, told, tokens if rule.change == "grow" else None)
     return Seen((fact,), lambda: {fact.name: contents})
 
 
-def _sorted_out(kind: str, tree: Tree) -> tuple[_Entries, int]:
-    """The entries that count, and how many files do not."""
+def _sorted_out(kind: str, tree: Tree) -> tuple[_Entries, _Entries]:
+    """The entries that count, and the files that do not."""
     counts = kinds.counts(kind)
     names = {path: entry for path, entry in tree.entries.items() if entry.kind != "d"}
     entries = {path: entry for path, entry in names.items() if counts(path)}
-    return entries, len(names) - len(entries)
+    return entries, {path: entry for path, entry in names.items() if path not in entries}
 
 
 def _contents(root: str, entries: _Entries, look: Look) -> dict[str, str] | Trouble:
@@ -189,13 +202,14 @@ def _contents(root: str, entries: _Entries, look: Look) -> dict[str, str] | Trou
     return contents
 
 
-def _condition(rule: CacheRule, root: str, entries: _Entries, owner: int) -> dict[str, Value]:
+def _condition(rule: CacheRule, root: str, entries: _Entries, ignored: _Entries, owner: int) -> dict[str, Value]:
     """What is odd about it; only what there is."""
+    sizes = ((path, one.size) for path, one in entries.items() if one.kind == "f")
+    unfinished = [*condition.half_written(root, sizes), *whole.unfinished(rule.kind, root, entries)]
     told: dict[str, Value] = {
         "holds": kinds.holds(rule.kind, entries),
-        "half_written": condition.half_written(
-            root, ((path, one.size) for path, one in entries.items() if one.kind == "f")
-        ),
+        "half_written": condition.few(unfinished),
+        "left": condition.few(list(whole.left_behind(rule.kind, ignored, lambda pid: row(pid) is not None))),
         "planted": condition.planted(rule.path, root, ((path, one.kind) for path, one in entries.items()), owner),
     }
     return {name: value for name, value in told.items() if value}

@@ -28,10 +28,10 @@ _WIPED = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (named, not use
 # -- objects
 
 
-def half_written(root: str, sizes: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+def half_written(root: str, sizes: Iterable[tuple[str, int]]) -> Iterator[str]:
     """The shared objects and GPU binaries that are no whole ELF file: `ab/x.so: 10 of 65,536 bytes`."""
     lines = (_object(root, path, size) for path, size in sizes if path.endswith((".so", ".cubin", ".o")))
-    return _first([line for line in lines if line])
+    return (line for line in lines if line)
 
 
 def _object(root: str, path: str, size: int) -> str:
@@ -85,7 +85,7 @@ def planted(path: str, root: str, entries: Iterable[tuple[str, str]], owner: int
         lines.append(f"{shown(root)} belongs to {paths.owner(status)}")
     if status.st_mode & stat.S_IWOTH:
         lines.append(f"anybody may write in {shown(root)}")
-    return _first([*lines, *_foreign(root, entries, status.st_uid)])
+    return few([*lines, *_foreign(root, entries, status.st_uid)])
 
 
 def _foreign(root: str, entries: Iterable[tuple[str, str]], uid: int) -> Iterator[str]:
@@ -101,7 +101,8 @@ def _foreign(root: str, entries: Iterable[tuple[str, str]], uid: int) -> Iterato
             yield f"{shown(path)} belongs to {paths.owner(status)}"
 
 
-def _first(lines: list[str]) -> tuple[str, ...]:
+def few(lines: list[str]) -> tuple[str, ...]:
+    """The first of many lines, the others counted."""
     more = (f"and {len(lines) - LINES:,} more",) if len(lines) > LINES else ()
     return (*lines[:LINES], *more)
 
