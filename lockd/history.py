@@ -12,7 +12,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockd import atomic
@@ -67,6 +67,14 @@ def record(state: State | None, report: Report) -> None:
         _write(state, report, report.lock.generation)
     except LockdError as error:  # full, busy, newer
         raise OSError(errno.EIO, str(error), state.store_path) from error
+
+
+def remember(state: State | None, report: Report, say: Callable[[str], None]) -> None:
+    """The same for a look that is about something else: a history that cannot be written is said, no more."""
+    try:
+        record(None if state is None or state.guest else state, report)
+    except OSError as error:
+        say(f"the history could not be written: {error.strerror}")
 
 
 def _write(state: State, report: Report, generation: int) -> None:

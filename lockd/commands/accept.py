@@ -157,6 +157,7 @@ def _commands_agreed(args: argparse.Namespace, scene: Scene) -> bool:
 
 
 def _look(args: argparse.Namespace, scene: Scene, commands: bool) -> Report:
+    from lockd import cli, history
     from lockd.check import check
     from lockd.progress import Progress
 
@@ -169,19 +170,9 @@ def _look(args: argparse.Namespace, scene: Scene, commands: bool) -> Report:
             commands=commands,
             progress=progress,
         )
-    if not args.dry_run:
-        _remember(scene, report)
+    if not args.dry_run:  # what drifted or healed belongs in the timeline before what is accepted of it
+        history.remember(scene.state, report, cli.warn)
     return report
-
-
-def _remember(scene: Scene, report: Report) -> None:
-    """What this look found to have drifted or healed belongs in the timeline, before what is accepted of it."""
-    from lockd import cli, history
-
-    try:
-        history.record(scene.state, report)
-    except OSError as error:
-        cli.warn(f"the history could not be written: {error.strerror}")
 
 
 def _of_run(args: argparse.Namespace, scene: Scene, report: Report) -> tuple[Scene, Report]:

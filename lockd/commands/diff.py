@@ -66,10 +66,7 @@ def _looker(session: Session) -> Callable[[], Report]:
             report = check(
                 session.policy, state=session.state, lock=session.lock, launch=this_launch(), progress=progress
             )
-        try:
-            history.record(session.state, report)
-        except OSError as error:
-            cli.warn(f"the history could not be written: {error.strerror}")
+        history.remember(session.state, report, cli.warn)
         return report
 
     return look

@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _look(session: Session, reports: list[Report]) -> Report:
+    from lockd import cli, history
     from lockd.check import check
     from lockd.progress import Progress
     from lockd.session import this_launch
@@ -57,4 +58,5 @@ def _look(session: Session, reports: list[Report]) -> Report:
         reports.append(
             check(session.policy, state=session.state, lock=session.lock, launch=this_launch(), progress=progress)
         )
+    history.remember(session.state, reports[0], cli.warn)
     return reports[0]

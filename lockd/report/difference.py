@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lockd.evidence import Evidence, Span
-from lockd.facts import Value
+from lockd.facts import LAUNCH_KINDS, Value
 from lockd.findings import Finding
 from lockd.report import json, text
 
@@ -67,7 +67,7 @@ def _paragraph(one: Finding, evidence: Evidence, *, brought: bool, colour: bool)
     indent = "    " if brought else "  "
     yield f"{indent}{text.paint(f'{one.change:10}', one.severity, colour)} {text.safe(one.message)}"
     details = list(_attribute_lines(one))
-    if one.files is not None and one.files.examples:
+    if one.files is not None and any(name not in one.message for name in one.files.examples):
         details.append(text.files_line(one.files))
     details += _when(one, evidence.unwatched.get(one.fact))
     for line in details:
@@ -86,7 +86,7 @@ def _gap_lines(evidence: Evidence, listed: Iterable[Finding]) -> Iterator[str]:
         return
     spans = [f"{gap.start} to {gap.end}" for gap in evidence.gaps[-_GAPS:]]
     more = f" and {len(evidence.gaps) - _GAPS:,} times before" if len(evidence.gaps) > _GAPS else ""
-    undated = sum(one.since is None for one in listed)
+    undated = sum(one.since is None and one.fact.partition(":")[0] not in LAUNCH_KINDS for one in listed)
     yield f"no daemon watched from {', '.join(spans)}{more}: who and when can't be told of that time"
     if undated:
         yield f"{_many(undated, 'difference')} without any mark in the log"
