@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockd.rules import Policy
 
 _SHOWN = 10  # replaced files that are named
+_GRAIN = 0.1  # seconds: start times are told in ticks of 10 ms, changes by a clock of 4 ms
 
 
 class Mapped(NamedTuple):
@@ -194,6 +195,6 @@ def _with_loaded(one: Running) -> Running:
 
 def _changed(one: Running) -> bool:
     try:
-        return "/" in one.script and os.stat(one.script).st_ctime > one.started + 1
+        return "/" in one.script and os.stat(one.script).st_ctime > one.started + _GRAIN
     except OSError:
         return True
