@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockd import check, consequences, names
+from lockd import check, consequences, names, requirements
 from lockd.errors import LookError, RefusedError, UsageError
 from lockd.facts import Fact, Facts, Unknown, launch_id
 from lockd.findings import Breach, Difference
@@ -300,6 +300,7 @@ def _notes(report: Report, wish: Wish, facts: Facts, chosen: frozenset[str]) -> 
     yield from (f"{name} is not there, and is recorded as absent" for name in absent)
     yield from _unowned_notes(report, chosen)
     yield from _cache_notes(new, known)
+    yield from () if wish.only else requirements.broken(facts)
     yield from (f"{_how_modified(fact)}, allowed" for fact in _modified(report, chosen))
     unread = [fact for fact in report.sight.facts.unknown() if fact.name in chosen]
     yield from (f"{fact.name} could not be read ({fact.reason}) and is left out of the lock" for fact in unread)

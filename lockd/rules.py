@@ -66,6 +66,10 @@ class PythonRule:
     extra: Annotated[Severity, "packages that the lock does not know"] = "warn"
     unowned: Annotated[Severity, "files in site-packages that belong to no package"] = "warn"
     forbid: Annotated[tuple[PackageName, ...], "packages that must not be installed; names or globs"] = ()
+    same_version: Annotated[
+        tuple[tuple[PackageName, ...], ...],
+        "groups of packages that must be of one version, as far as they are installed",
+    ] = ()
     keep: Annotated[bool, "keep every file, so that restore needs no index"] = False
     packages: Annotated[
         Mapping[str, str | PackagePin], "pins beyond the lock; a package not named here is held to the lock"

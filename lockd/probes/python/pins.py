@@ -40,6 +40,8 @@ def breaches(rule: PythonRule, key: str, found: Facts) -> Iterator[Breach]:
     yield from _forbidden(rule, key, packages)
     if isinstance(found.get(f"python:{rule.name}"), Unknown):
         return  # whether a pinned package is there could not be seen
+    for index, group in enumerate(rule.same_version):
+        yield from _apart(rule, f"{key}.same_version[{index}]", group, packages)
     for pattern, pin in pins_of(rule):
         yield from _broken(rule, f"{key}.packages.{pattern}", pattern, pin, packages)
 
@@ -74,6 +76,24 @@ def _forbidden(rule: PythonRule, key: str, packages: Mapping[str, Fact | Unknown
                 wanted="absent",
                 forbidden=True,
             )
+
+
+def _apart(
+    rule: PythonRule, key: str, group: tuple[str, ...], packages: Mapping[str, Fact | Unknown]
+) -> Iterator[Breach]:
+    """Packages of a group that are not of the version of its first; labels aside, for builds carry them unequally."""
+    versions = {
+        name: str(fact.attributes.get("version", ""))
+        for pattern in group
+        for name in _means(pattern, packages)
+        if isinstance(fact := packages[name], Fact)
+    }
+    first = next(iter(versions), "")
+    for name, version in versions.items():
+        wanted = versions[first].partition("+")[0]
+        if version.partition("+")[0] != wanted:
+            text = f"{name} is {version}, {first} {versions[first]}: they must be of one version"
+            yield Breach(f"package:{rule.name}/{name}", key, text, "version", wanted, version)
 
 
 def _broken(
