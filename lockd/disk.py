@@ -21,7 +21,19 @@ from lockd.entries import Entries, Entry, Finder, entry_of
 from lockd.globs import matches
 from lockd.hashing import Hashed, Identity, Progress
 from lockd.plain import dataclass, field
-from lockd.statcache import NO_DIGEST, Page, Record, load, packed, prune, read_packed, store, unpacked, write_packed
+from lockd.statcache import (
+    NO_DIGEST,
+    Page,
+    Record,
+    joined,
+    load,
+    packed,
+    prune,
+    read_packed,
+    store,
+    unpacked,
+    write_packed,
+)
 from lockd.walk import Excluded, folders_of, refresh, row_of
 
 __all__ = ["Disk", "Entry", "Progress", "Tree", "Trouble"]
@@ -171,6 +183,8 @@ class Disk:
         refresh(held.record, held.place, status, excluded, only)
         held.finder = Finder(held.record)
         self._read_again(held)
+        if self.full:
+            self._prove(held)
         held.record.dirty |= held.record.contents() != before
         troubles = sorted(held.record.troubles.items())
         listed = tuple(Trouble(f"{held.root}/{path}" if path else root, why) for path, why in troubles)
@@ -184,8 +198,6 @@ class Disk:
             known = None
             if self._cache_dir is not None:
                 known = load(self._file(key), (*key, place), filesystem)
-            if known is not None and self.full:
-                known.forget_all()  # the names still tell where to look, in parallel; every byte is read anew
             held = _Held(root, place, status.st_dev, (*key, place), known or Record(filesystem))
             self._held[key] = held
         held.device = status.st_dev
@@ -215,6 +227,34 @@ class Disk:
             if now != before:
                 record.salted[relative] = now or sha256(str(result).encode()).digest()
                 record.touch()
+
+    def _prove(self, held: _Held) -> None:
+        """Read every file whose digest was known; one that has other bytes under the same row salts the stamp.
+
+        So a stamp that stands after a full look is proven by every byte that it answers for, and what was derived from
+        it holds. A file whose row changed, or whose digest nobody ever asked for, has none here.
+        """
+        files: list[tuple[str, int]] = []
+        known: list[tuple[str, Page, int]] = []
+        for folder, pages in held.record.folders.items():
+            for page in pages:
+                if not page.digests:
+                    continue
+                for index, name in enumerate(page.listed()):
+                    if page.digest(index):
+                        relative = joined(folder, name)
+                        files.append((f"{held.place}/{relative}", page.size(index)))
+                        known.append((relative, page, index))
+        for number, result in hashing.hash_files(files, self._remote, self._progress):
+            relative, page, index = known[number]
+            before = page.digest(index)
+            if isinstance(result, Hashed) and result.trusted and result.digest == before:
+                continue
+            page.keep(index, NO_DIGEST)
+            now = self._remember(f"{held.root}/{relative}", result, [_Found(held, relative, page, index)])
+            if now != before.hex():
+                held.record.salted[relative] = sha256(str(now).encode()).digest()
+                held.record.touch()
 
     def digests(self, paths: Iterable[str], progress: Progress | None = None) -> dict[str, str | Trouble]:
         """sha256 hex of each regular file (absolute paths, no link followed in the last component), in parallel."""

@@ -122,14 +122,6 @@ class Record:
         if page is not None:
             page.keep(index, NO_DIGEST)
 
-    def forget_all(self) -> None:
-        """No content is known any more, and no stamp from before is met again."""
-        for pages in self.folders.values():
-            for page in pages:
-                page.digests = b""
-        self.untrusted, self.salted, self.nonce, self.dirty = {}, {}, os.urandom(16), True
-        self.touch()
-
     def drop(self, folder: str) -> None:
         """A folder is gone, with all that was below it."""
         waiting = [folder]

@@ -72,7 +72,7 @@ def look(rule: TreeRule, look: Look) -> Seen:
     if tree.troubles:
         return Seen((common.could_not_read("tree", subject, tree.troubles, root.path),))
     # 3. what follows from it
-    key = ("tree", rule.path, root.path, root.target, rule.check, rule.change, rule.exclude)
+    key = ("tree", rule.path, root.path, root.target, rule.check, rule.change, rule.exclude, look.disk.full)
     seen = look.memo.recall(key, tree.stamp, lambda: Seen((_fact(rule, subject, link, tree, look.disk),)))
     # the memo keeps no manifest: of a large tree it would be far larger than all else, and the walk is at hand
     return Seen(seen.facts, lambda: {f"tree:{subject}": _manifest(rule, tree, look.disk)})

@@ -89,8 +89,6 @@ class _Known:
     def seen(self) -> Seen:
         """1. which files and checkouts outside the trees count, 2. what they and the trees came to."""
         trees = [tree.stamp for tree in self.ground.trees.values()]
-        if self.look.disk.full:  # every byte again: what is remembered proves nothing
-            return self._survey.seen()
         memo = self.look.memo
         (places,) = memo.recall(self._key("outside"), _stamp(trees), lambda: self._survey.outside()).facts
         assert isinstance(places, Fact)
@@ -99,6 +97,8 @@ class _Known:
 
     def _key(self, part: str) -> tuple[Any, ...]:
         rule, python = self.rule, self.interpreter
+        if self.look.disk.full:
+            part += " full"  # it compares all byte code; the trees' stamps are proven by every byte again
         return "python", part, _BUILD, rule.name, rule.path, rule.integrity, rule.exclude, python.prefix, python.version
 
     def _file_stamps(self, files: tuple[str, ...]) -> Iterable[str]:
