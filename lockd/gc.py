@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from lockd.restore_apply import Journal
+    from lockd.journal import Journal
     from lockd.state import State
     from lockd.store import Store
 
@@ -71,28 +71,29 @@ def _old_generations(store: Store, keep: int | None, lock: str) -> list[int]:
 
 def _needed(state: State, store: Store, old: list[int], *, last_only: bool) -> set[str]:
     """The digests that a generation or a restore refers to."""
-    from lockd import keep, restore_apply
+    from lockd import journal as restores
+    from lockd import keep
 
     needed = set(keep.referenced(store, without=old))
     for journal in _standing_restores(state, last_only=last_only):
         needed.add(journal.rows)
-        needed.update(row.content for row in restore_apply.rows_of(store, journal) if row.kind == "f")
+        needed.update(row.content for row in restores.rows_of(store, journal) if row.kind == "f")
     return needed
 
 
 def _standing_restores(state: State, *, last_only: bool) -> list[Journal]:
-    from lockd import restore_apply
+    from lockd import journal as restores
 
-    journals = restore_apply.journals(state)
+    journals = restores.every(state)
     return journals[-1:] if last_only else journals
 
 
 def _forget_restores(state: State, *, last_only: bool) -> None:
-    from lockd import restore_apply
+    from lockd import journal as restores
 
     if last_only:
-        for journal in restore_apply.journals(state)[:-1]:
-            restore_apply.forget(state, journal)
+        for journal in restores.every(state)[:-1]:
+            restores.forget(state, journal)
 
 
 def _free_rows(store: Store, needed: set[str]) -> list[str]:

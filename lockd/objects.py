@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from lockd.clock import stamp
 from lockd.errors import LockdError, RefusedError, UsageError
+from lockd.put import flush_all
 
 if TYPE_CHECKING:
     from lockd.store import Store
@@ -187,14 +188,9 @@ def quota_of(folder: str, stored: int) -> int:
 
 
 def _sync(folder: str) -> None:
-    """One flush of the file system costs less than one of each of thousands of files."""
-    import ctypes
-
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        flush = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-        if flush is None or flush(descriptor) != 0:
-            os.sync()
+        flush_all(descriptor)
     finally:
         os.close(descriptor)
 

@@ -1,9 +1,9 @@
-"""Files put in their place by folder descriptors: read, written, linked, removed where they are meant to be.
+"""What is at a path, and the folders that lead to it, by descriptors: what keep and restore stand on.
 
 Always holds: a path is walked from `/` one component at a time, and a link on the way is refused, so that nobody who
-may write in a folder can lead a write elsewhere. A file is written aside in its own folder, its digest checked, and
-renamed in; it never gets setuid or setgid bits. Root writes into another user's folder as that user, where the file is
-theirs as well.
+may write in a folder can lead a reader or writer elsewhere. A folder that is made has its owner and mode before it has
+its name, and never setuid or setgid bits. Root makes what is another user's
+in that user's folder as that user.
 Never: follows a link, decides what should be there, or opens what is not a regular file.
 """
 
@@ -13,19 +13,18 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from lockd.errors import LockdError
-from lockd.facts import shown
 
 FILE, LINK, FOLDER, FIFO, OTHER, NOTHING = "f", "l", "d", "p", "o", "-"
 
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_PLAIN = 0o1777  # setuid and setgid are never put back
+PLAIN = 0o1777  # setuid and setgid are never put back
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFLNK: LINK, stat.S_IFDIR: FOLDER, stat.S_IFIFO: FIFO}
 
 
@@ -131,7 +130,7 @@ class Folders:
             os.mkdir(aside, 0o700, dir_fd=at)
             made = os.open(aside, os.O_RDONLY | _FOLDER, dir_fd=at)
         try:
-            _dress(made, uid, gid, row.mode if row else 0o755)
+            dress(made, uid, gid, row.mode if row else 0o755)
         finally:
             os.close(made)
         os.rename(aside, name, src_dir_fd=at, dst_dir_fd=at)
@@ -178,105 +177,7 @@ def below(folders: Folders, path: str) -> Iterator[str]:
             yield from below(folders, inner)
 
 
-# -- writing
-
-
-def write(folders: Folders, row: Row, pieces: Iterable[bytes]) -> None:
-    """Put a file: aside, digest checked, renamed in. PlaceError where the pieces are not what the row says."""
-    folder, name = os.path.split(row.path)
-    at = folders.open(folder, make=True)
-    aside = aside_name(name)
-    _unlink(at, aside)
-    try:
-        with acting_as(os.fstat(at), row.uid, row.gid):
-            descriptor = os.open(aside, _NEW, 0o600, dir_fd=at)
-        try:
-            _fill(descriptor, row, pieces)
-            _dress(descriptor, row.uid, row.gid, row.mode)
-            os.utime(descriptor, ns=(row.mtime, row.mtime))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rename(aside, name, src_dir_fd=at, dst_dir_fd=at)
-    except BaseException:
-        _unlink(at, aside)
-        raise
-
-
-def put_other(folders: Folders, row: Row) -> None:
-    """Put a link or a FIFO, likewise aside first."""
-    folder, name = os.path.split(row.path)
-    at = folders.open(folder, make=True)
-    aside = aside_name(name)
-    _unlink(at, aside)
-    with acting_as(os.fstat(at), row.uid, row.gid):
-        if row.kind == LINK:
-            os.symlink(row.content, aside, dir_fd=at)
-        else:
-            os.mkfifo(aside, row.mode & _PLAIN, dir_fd=at)
-    try:
-        made = os.stat(aside, dir_fd=at, follow_symlinks=False)
-        if (made.st_uid, made.st_gid) != (row.uid, row.gid):
-            _given(lambda: os.chown(aside, row.uid, row.gid, dir_fd=at, follow_symlinks=False))
-        os.utime(aside, ns=(row.mtime, row.mtime), dir_fd=at, follow_symlinks=False)
-        os.rename(aside, name, src_dir_fd=at, dst_dir_fd=at)
-    except BaseException:
-        _unlink(at, aside)
-        raise
-
-
-def put_folder(folders: Folders, row: Row) -> None:
-    """Make a folder, as the rows that `folders` was given have it; its time is set last, by `set_time`."""
-    folders.open(row.path, make=True)
-
-
-def set_time(folders: Folders, row: Row) -> None:
-    """A folder's time, once all is in it."""
-    os.utime(folders.open(row.path), ns=(row.mtime, row.mtime))
-
-
-def remove(folders: Folders, path: str) -> None:
-    """Take away what is at a path, a folder with all that is in it. Nothing there is as well."""
-    folder, name = os.path.split(path)
-    try:
-        at = folders.open(folder)
-        status = os.stat(name, dir_fd=at, follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
-            for inner in os.listdir(folders.open(path)):
-                remove(folders, f"{path}/{inner}")
-            folders.forget(path)
-            os.rmdir(name, dir_fd=at)
-        else:
-            os.unlink(name, dir_fd=at)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-
-
-def remove_empty(folders: Folders, path: str) -> bool:
-    """Take away a folder if nothing is in it."""
-    folder, name = os.path.split(path)
-    folders.forget(path)
-    try:
-        return remove_empty_at(folders.open(folder), name)
-    except OSError:
-        return False
-
-
-def remove_empty_at(at: int, name: str) -> bool:
-    """Likewise, in an open folder."""
-    try:
-        os.rmdir(name, dir_fd=at)
-    except OSError:  # not empty, no folder, or not there: as well
-        return False
-    return True
-
-
-def sync(folders: Folders, path: str) -> None:
-    """Make renames in a folder durable; a file system that can't is left alone."""
-    try:
-        os.fsync(folders.open(path))
-    except OSError:
-        pass
+# -- what making and writing share
 
 
 def aside_name(name: str) -> str:
@@ -304,36 +205,26 @@ def acting_as(folder: os.stat_result, uid: int, gid: int) -> Iterator[None]:
         os.setegid(0)
 
 
-def _fill(descriptor: int, row: Row, pieces: Iterable[bytes]) -> None:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(descriptor, view) :]
-    if digest.hexdigest() != row.content:
-        hint = "nothing was put there; another source may hold it (--wheels, --generation)"
-        raise PlaceError("the bytes to put there are not the locked ones", where=shown(row.path), hint=hint)
+def remove_empty_at(at: int, name: str) -> bool:
+    """Likewise, in an open folder."""
+    try:
+        os.rmdir(name, dir_fd=at)
+    except OSError:  # not empty, no folder, or not there: as well
+        return False
+    return True
 
 
-def _dress(descriptor: int, uid: int, gid: int, mode: int) -> None:
+def dress(descriptor: int, uid: int, gid: int, mode: int) -> None:
     made = os.fstat(descriptor)
     if (made.st_uid, made.st_gid) != (uid, gid):
-        _given(lambda: os.fchown(descriptor, uid, gid))
-    os.fchmod(descriptor, mode & _PLAIN)
+        given(lambda: os.fchown(descriptor, uid, gid))
+    os.fchmod(descriptor, mode & PLAIN)
 
 
-def _given(chown: Callable[[], None]) -> None:
+def given(chown: Callable[[], None]) -> None:
     """A plain user can't give files away, nor a namespace to ids that it does not map: the owner is told, not drift."""
     try:
         chown()
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EINVAL):
             raise
-
-
-def _unlink(at: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=at)
-    except FileNotFoundError:
-        pass

@@ -10,7 +10,6 @@ Never: writes, runs an installer, or tries what has no known source.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from lockd import keep, names
 from lockd.disk import Disk
 from lockd.facts import Fact, Unknown
-from lockd.place import FILE, FOLDER, LINK, NOTHING, Row, resolved, row_of
+from lockd.pending import Act, pending
+from lockd.place import NOTHING, Row, resolved
 from lockd.plain import dataclass, field, replace
 from lockd.probes.paths import find_root, unshown
 from lockd.verdict import worded
@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from lockd.findings import Difference, Finding
     from lockd.lock import Lock
     from lockd.store import Store
-
-
-@dataclass(frozen=True)
-class Act:
-    """One path: what shall be there, and where its bytes come from. staged: a file that holds them; "": an object."""
-
-    row: Row
-    source: str
-    staged: str = ""
 
 
 @dataclass(frozen=True)
@@ -301,59 +292,6 @@ def manifest_of(ground: Ground, fact: str) -> Mapping[str, str]:
     """The files behind a locked fact; empty where the store does not know them."""
     found = None if ground.store is None else ground.store.manifest(ground.lock.generation, fact)
     return found or {}
-
-
-# -- rows against the disk
-
-
-def pending(rows: Iterable[Row], disk: Disk, source: str, *, strict: bool = False) -> Iterator[Act]:
-    """The rows that are not so on disk now. strict: permission bits count, not only whether a file may be executed."""
-    listed = list(rows)
-    there = {row.path: _status(row.path) for row in listed}
-    same = [row.path for row in listed if row.kind == FILE and _is_like(row, there[row.path])]
-    digests = disk.digests(same) if same else {}
-    replaced = {row.path for row in listed if row.kind == FOLDER and not _is_kind(there[row.path], FOLDER)}
-    for row in listed:
-        status = None if replaced and _is_under(row.path, replaced) else there[row.path]
-        if not _is_so(row, status, digests.get(row.path), strict):
-            yield Act(row, source)
-
-
-def _is_under(path: str, folders: set[str]) -> bool:
-    while path not in ("", "/"):
-        path = os.path.dirname(path)
-        if path in folders:
-            return True
-    return False
-
-
-def _status(path: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _is_kind(status: os.stat_result | None, kind: str) -> bool:
-    return status is not None and row_of("", status).kind == kind
-
-
-def _is_like(row: Row, status: os.stat_result | None) -> bool:
-    return status is not None and stat.S_ISREG(status.st_mode) and status.st_size == row.size
-
-
-def _is_so(row: Row, status: os.stat_result | None, digest: Any, strict: bool) -> bool:
-    if row.kind == NOTHING or status is None:
-        return row.kind == NOTHING and status is None
-    if not _is_kind(status, row.kind):
-        return False
-    if row.kind == LINK:
-        return os.readlink(row.path) == row.content
-    if row.kind != FILE:
-        return True
-    bits = 0o777 if strict else 0
-    modes = (row.mode & bits, bool(row.mode & 0o111)), (status.st_mode & bits, bool(status.st_mode & 0o111))
-    return digest == row.content and modes[0] == modes[1]
 
 
 def fact_of(one: Difference) -> Fact | None:

@@ -8,20 +8,23 @@ Never: decides what to put back, or forgets what it replaced (`gc --keep` does).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from lockd import atomic, keep, objects, place
+from lockd import journal as journals
+from lockd import keep, objects, place, put
 from lockd.clock import stamp
 from lockd.errors import RefusedError
 from lockd.facts import shown
+from lockd.journal import BEGUN, CONTINUED, DONE, Journal, rows_of
 from lockd.keep import Wanted
 from lockd.objects import Keeping
+from lockd.pending import Act, pending
 from lockd.place import FIFO, FILE, FOLDER, LINK, NOTHING, OTHER, Folders, PlaceError, Row
-from lockd.plain import dataclass, replace
-from lockd.restore import Act, Plan, Step, pending
+from lockd.plain import replace
+from lockd.restore import Plan, Step
 
 if TYPE_CHECKING:
     from lockd.disk import Disk
@@ -29,26 +32,7 @@ if TYPE_CHECKING:
     from lockd.state import State
     from lockd.store import Store
 
-BEGUN, DONE, UNDONE, CONTINUED = "begun", "done", "undone", "continued"
-
-
-@dataclass(frozen=True)
-class Journal:
-    """One restore: what was there before it, as rows in an object. kind: restore or undo; status: how far it came."""
-
-    number: int
-    kind: str
-    status: str
-    at: str
-    generation: int
-    facts: tuple[str, ...]
-    rows: str
-
-    def text(self) -> bytes:
-        return json.dumps({name: getattr(self, name) for name in self.__annotations__}, indent=1).encode()
-
-
-# -- the deed
+_BATCH, _BATCH_BYTES = 512, 256 << 20  # files that are brought to the disk together
 
 
 def apply(
@@ -62,7 +46,7 @@ def apply(
 ) -> Journal | None:
     """Do what the plan says, inside `accept_record.alone`. None: there was nothing to do."""
     acts = plan.acts
-    before = unfinished(state)
+    before = journals.unfinished(state)
     with Folders({act.row.path: act.row for act in acts if act.row.kind == FOLDER}) as folders:
         # 1. what a killed restore left half-written
         if before is not None:
@@ -75,14 +59,14 @@ def apply(
         _do(store, folders, plan, acts, say)
     # 4. it is done
     if before is not None:
-        _write(state, replace(before, status=CONTINUED))
+        journals.write(state, replace(before, status=CONTINUED))
     return _ended(state, store, journal, who)
 
 
 def _ended(state: State, store: Store, journal: Journal, who: Origin) -> Journal:
     """All is in its place: say so, in the journal and in the log."""
     done = replace(journal, status=DONE)
-    _write(state, done)
+    journals.write(state, done)
     _log(store, done, who)
     return done
 
@@ -102,10 +86,10 @@ def _keep_present(
         with store.transaction():
             keeping.record()
         keeping.keep()
-    number = max((one.number for one in journals(state)), default=0) + 1
+    number = max((one.number for one in journals.every(state)), default=0) + 1
     facts = tuple(step.fact for step in plan.steps)
     journal = Journal(number, kind, BEGUN, stamp(), plan.generation, facts, digest)
-    _write(state, journal)
+    journals.write(state, journal)
     return journal
 
 
@@ -168,24 +152,19 @@ def _do(store: Store, folders: Folders, plan: Plan, acts: list[Act], say: Callab
     """Take away, deepest first; then folders, from the top; then files; then the folders' times."""
     gone = sorted((act for act in acts if act.row.kind == NOTHING), key=lambda act: act.row.path, reverse=True)
     made = sorted((act for act in acts if act.row.kind == FOLDER), key=lambda act: act.row.path)
-    put = sorted((act for act in acts if act.row.kind in (FILE, LINK, FIFO)), key=_order)
+    put_there = sorted((act for act in acts if act.row.kind in (FILE, LINK, FIFO)), key=_order)
     for act in gone:
         _take_away(folders, act.row.path)
     for path in sorted((path for step in plan.steps for path in step.prune), reverse=True):
-        place.remove_empty(folders, path)
+        put.remove_empty(folders, path)
     for act in made:
         _clear_for(folders, act.row)
-        place.put_folder(folders, act.row)
-    total, done = sum(act.row.size for act in put), 0
-    for act in put:
-        _put(store, folders, act)
-        done += act.row.size
-        if say is not None:
-            say(done, total)
+        put.put_folder(folders, act.row)
+    _put_all(store, folders, put_there, say)
     for act in reversed(made):
-        place.set_time(folders, act.row)
+        put.set_time(folders, act.row)
     for folder in sorted({os.path.dirname(act.row.path) for act in acts}):
-        place.sync(folders, folder)
+        put.sync(folders, folder)
 
 
 def _order(act: Act) -> tuple[bool, str]:
@@ -198,25 +177,66 @@ def _order(act: Act) -> tuple[bool, str]:
 def _take_away(folders: Folders, path: str) -> None:
     """A folder only goes when it is empty: what came into it meanwhile is nobody's to throw away."""
     if place.look(folders, path)[0].kind == FOLDER:
-        place.remove_empty(folders, path)
+        put.remove_empty(folders, path)
     else:
-        place.remove(folders, path)
+        put.remove(folders, path)
 
 
 def _clear_for(folders: Folders, row: Row) -> None:
     there = place.look(folders, row.path)[0].kind
     if there != NOTHING and (there == FOLDER) != (row.kind == FOLDER):
-        place.remove(folders, row.path)
+        put.remove(folders, row.path)
         folders.forget(row.path)
 
 
-def _put(store: Store, folders: Folders, act: Act) -> None:
+def _put_all(store: Store, folders: Folders, acts: list[Act], say: Callable[[int, int], None] | None) -> None:
+    """Batch by batch: aside, to the disk, then in place."""
+    total, done = sum(act.row.size for act in acts), 0
+    for batch in _batches(acts):
+        files = [act for act in batch if act.row.kind == FILE]
+        try:
+            for act in files:
+                with _in_words(act):
+                    put.write_aside(folders, act.row, _pieces(store, act))
+            put.flush(folders, (act.row for act in files))
+            for act in batch:
+                with _in_words(act):
+                    _move_in(folders, act)
+        except BaseException:
+            for act in files:
+                put.discard(folders, act.row)
+            raise
+        done += sum(act.row.size for act in files)
+        if say is not None:
+            say(done, total)
+
+
+def _batches(acts: list[Act]) -> Iterator[list[Act]]:
+    batch: list[Act] = []
+    size = 0
+    for act in acts:
+        batch.append(act)
+        size += act.row.size
+        if len(batch) >= _BATCH or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _move_in(folders: Folders, act: Act) -> None:
     _clear_for(folders, act.row)
+    if act.row.kind == FILE:
+        put.move_in(folders, act.row)
+    else:
+        put.put_other(folders, act.row)
+
+
+@contextmanager
+def _in_words(act: Act) -> Iterator[None]:
+    """An error of the system in our words."""
     try:
-        if act.row.kind == FILE:
-            place.write(folders, act.row, _pieces(store, act))
-        else:
-            place.put_other(folders, act.row)
+        yield
     except OSError as error:
         hint = "lockd restore --apply goes on where it stopped; --undo takes it back"
         raise PlaceError(f"could not be put back: {error.strerror}", where=shown(act.row.path), hint=hint) from error
@@ -230,6 +250,13 @@ def _pieces(store: Store, act: Act) -> Iterator[bytes]:
         yield from iter(lambda: file.read(1 << 20), b"")
 
 
+def _clear(store: Store, folders: Folders, journal: Journal) -> None:
+    """Take away the half-written files of a killed restore."""
+    for row in rows_of(store, journal):
+        folder, name = os.path.split(row.path)
+        put.remove(folders, f"{folder}/{place.aside_name(name)}")
+
+
 def _log(store: Store, journal: Journal, who: Origin) -> None:
     from lockd.store import Event
 
@@ -240,37 +267,10 @@ def _log(store: Store, journal: Journal, who: Origin) -> None:
     store.append(Event(stamp(), "restore", f"{what}: {some}", fact, who.data(), generation=journal.generation))
 
 
-# -- journals
-
-
-def folder_of(state: State) -> str:
-    return os.path.join(state.folder, "restores")
-
-
-def journals(state: State) -> list[Journal]:
-    """Every restore of this state, oldest first."""
-    try:
-        files = sorted(name for name in os.listdir(folder_of(state)) if name.endswith(".json"))
-    except FileNotFoundError:
-        return []
-    return [_read(os.path.join(folder_of(state), name)) for name in files]
-
-
-def unfinished(state: State) -> Journal | None:
-    """The restore that was killed, if the last one was."""
-    last = next(reversed(journals(state)), None)
-    return last if last is not None and last.status == BEGUN else None
-
-
-def rows_of(store: Store, journal: Journal) -> list[Row]:
-    """What was there before a restore."""
-    return keep.unpack(objects.whole(store, journal.rows))
-
-
 def undo_plan(state: State, store: Store, disk: Disk) -> tuple[Journal, Plan]:
     """The last restore that was not taken back, and the way to what was there before it."""
     last = next(
-        (one for one in reversed(journals(state)) if one.kind == "restore" and one.status in (BEGUN, DONE)), None
+        (one for one in reversed(journals.every(state)) if one.kind == "restore" and one.status in (BEGUN, DONE)), None
     )
     if last is None:
         raise RefusedError("there is no restore to take back", where=state.folder, hint="lockd log --kind restore")
@@ -280,31 +280,3 @@ def undo_plan(state: State, store: Store, disk: Disk) -> tuple[Journal, Plan]:
     return last, Plan(
         last.generation, (Step(facts, f"as before the restore of {last.at}", acts),) if acts else (), undo=True
     )
-
-
-def forget(state: State, journal: Journal) -> None:
-    """A restore can't be taken back any more."""
-    os.unlink(os.path.join(folder_of(state), f"{journal.number:06d}.json"))
-
-
-def undone(state: State, journal: Journal) -> None:
-    """Remember that a restore was taken back."""
-    _write(state, replace(journal, status=UNDONE))
-
-
-def _clear(store: Store, folders: Folders, journal: Journal) -> None:
-    """Take away the half-written files of a killed restore."""
-    for row in rows_of(store, journal):
-        folder, name = os.path.split(row.path)
-        place.remove(folders, f"{folder}/{place.aside_name(name)}")
-
-
-def _write(state: State, journal: Journal) -> None:
-    os.makedirs(folder_of(state), mode=0o700, exist_ok=True)
-    atomic.write(os.path.join(folder_of(state), f"{journal.number:06d}.json"), journal.text(), mode=0o600)
-
-
-def _read(path: str) -> Journal:
-    with open(path, "rb") as file:
-        values: dict[str, Any] = json.loads(file.read())
-    return Journal(**{**values, "facts": tuple(values["facts"])})

@@ -17,8 +17,9 @@ from lockd import wheels
 from lockd.environments import Environment, byte_code, open_environment, package_name
 from lockd.facts import Fact, shown
 from lockd.keep_paths import NOTES
+from lockd.pending import Act, pending
 from lockd.place import FILE, NOTHING, Row, resolved
-from lockd.restore import Act, Said, Step, fact_of, manifest_of, names_argument, pending, wanted_words
+from lockd.restore import Said, Step, fact_of, manifest_of, names_argument, wanted_words
 from lockd.rules import PackagePin, PythonRule
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd import restore_apply
+from lockd import journal
 from lockd.state import State
 from tests.restoring import CACHE, Near, changes_of, contents, killed, pinned_file, tree
 from tests.scene import Scene
@@ -417,7 +417,7 @@ def restores_whole_after_a_kill(tmp_path: Path, points: int) -> None:
         assert (contents(cache), contents(path.parent)) == bad
         restored(scene)
     assert hit > points // 2
-    assert restore_apply.unfinished(state_of(scene)) is None
+    assert journal.unfinished(state_of(scene)) is None
 
 
 def test_a_restore_that_is_killed_goes_on(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def _lock(args: argparse.Namespace, policy: Policy, store: Store | None) -> Lock
 def _deed(args: argparse.Namespace, policy: Policy, state: State) -> int:
     """Plan and do it with nobody else at work, then look again."""
     from lockd import accept_record, cli, origin, restore_apply, store, wheels
+    from lockd import journal as journals
     from lockd.disk import Disk
     from lockd.progress import Progress
 
@@ -122,7 +123,7 @@ def _deed(args: argparse.Namespace, policy: Policy, state: State) -> int:
             if args.undo:
                 journal, plan = restore_apply.undo_plan(state, opened, Disk(cache_dir=state.cache_dir))
                 restore_apply.apply(state, opened, plan, origin.current(), kind="undo", say=progress)
-                restore_apply.undone(state, journal)
+                journals.undone(state, journal)
             else:
                 plan = _plan(args, policy, state, opened, stage)
                 restore_apply.apply(state, opened, plan, origin.current(), say=progress)

@@ -14,7 +14,8 @@ from lockd.place import FILE, FOLDER, LINK, NOTHING
 from lockd.report.text import safe
 
 if TYPE_CHECKING:
-    from lockd.restore import Act, Plan, Said, Step
+    from lockd.pending import Act
+    from lockd.restore import Plan, Said, Step
 
 PATHS = 20  # of one fact, in text
 
