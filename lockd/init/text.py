@@ -173,7 +173,9 @@ def _gpu(count: int, comment: str) -> Iterator[str]:
         yield "# This lockd has no gpu probe yet; a section without one is refused, so it is a comment."
     yield f"{comment}[gpu]"
     yield f"{comment}count = {count}"
-    yield f'{comment}driver = "locked"'
+    yield f'{comment}driver = "locked" # module, libcuda, libnvidia-ml and the fabric manager; they have to fit'
+    yield f'{comment}# gpus = "locked" # ECC, MIG, persistence, power limit, clocks: NVML is asked at each look'
+    yield f'{comment}# idle = "warn" # no other process on the GPUs'
 
 
 def _git(root: str, comment: str) -> Iterator[str]:
