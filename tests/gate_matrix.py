@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lockd import protocol
 from tests.gating import Gated, daemon
@@ -55,9 +54,9 @@ WAYS = (
     Way("multiprocessing, forkserver"),
     Way("in tmux"),
     Way("another venv, same script", (UNGATED,) * 5, gate="none: the daemon records it"),
-    Way("another venv, `lockd run --`", (REFUSED, REFUSED, REFUSED, BLIND, WARNED), gate="`lockd run`: launch:python"),
+    Way("another venv, `lockd run --`", (REFUSED,) * 5, gate="`lockd run`: launch:python"),
     Way("`torchrun`, 2 ranks", needs="torch"),
-    Way("`torchrun`, restart after drift", (STARTS, WARNED, REFUSED, BLIND, WARNED), needs="torch"),
+    Way("`torchrun`, restart after drift", needs="torch"),
     Way("`accelerate launch`, 2 ranks", needs="torch"),
     Way("systemd unit", needs="container", gate="drop-in"),
     Way("`lxc-attach` from the host", needs="container"),
@@ -229,6 +228,11 @@ sys.exit(int(open(out + ".code").read()))
 """
 
 
-def policy_words(scene: Gated) -> dict[str, Any]:
-    """What a scene's policy says besides: a file that only warns, and the environment of launches."""
-    return {"launch": 'python = "train"', "more": f'[[file]]\npath = "{scene.root}/job/notes.py"\non_drift = "warn"\n'}
+def prepare(scene: Gated) -> None:
+    """Every verdict can be had from this policy: a file besides only warns, another environment is a finding."""
+    scene.file("job/notes.py", "n = 1\n")
+    more = f'[[file]]\npath = "{scene.root}/job/notes.py"\non_drift = "warn"\n'
+    text = scene.policy.read_text().replace("[[python]]", 'python = "train"\n[[python]]', 1)
+    scene.policy.write_text(text + more)
+    assert scene.accept().code == 0
+    scene.install()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import gate_matrix as matrix
 from tests.gating import Gated, finds_lockd, write_policy
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -42,17 +43,15 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Gated:
     made.file("job/train.py", RANK)
     made.heal()
     write_policy(made)
+    matrix.prepare(made)
     return made
 
 
 @pytest.fixture(autouse=True)
 def good(scene: Gated) -> None:
-    """Accepted as it stands, nothing ran yet."""
+    """As it was accepted, nothing ran yet."""
     scene.heal()
     (scene.root / "ran").unlink(missing_ok=True)
-    if not scene.lock.exists():
-        assert scene.accept().code == 0
-        scene.install()
 
 
 def start(scene: Gated, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +62,14 @@ def start(scene: Gated, *words: str, **env: str) -> subprocess.CompletedProcess[
 
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "job/train.py")
-ACCELERATE: tuple[str, ...] = ("accelerate", "launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no")
+ACCELERATE: tuple[str, ...] = (
+    "accelerate",
+    "launch",
+    "--multi_gpu",
+    "--num_processes=2",
+    "--num_machines=1",
+    "--mixed_precision=no",
+)
 ACCELERATE += ("--dynamo_backend=no", "--main_process_port=0", "job/train.py")
 MODULE = ("python", "-m", "torch.distributed.run", *TORCHRUN[1:])
 
@@ -79,6 +85,25 @@ def test_a_launcher_asks_once(scene: Gated, words: tuple[str, ...]) -> None:
     scene.drift()
     done = start(scene, *words)
     assert done.returncode == 78 and "lockd: refused" in done.stderr and len(scene.ran) == 2
+
+
+NAMES = {
+    "`torchrun`, 2 ranks": TORCHRUN,
+    "`torchrun`, restart after drift": TORCHRUN,
+    "`accelerate launch`, 2 ranks": ACCELERATE,
+}
+
+
+@pytest.mark.parametrize("verdict", matrix.VERDICTS)
+@pytest.mark.parametrize("state", ["down", "up"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell(scene: Gated, name: str, state: str, verdict: str) -> None:
+    """Rows of the matrix; the other states of the daemon are the hook's business alone, and held by its rows."""
+    argv = [str(scene.python.parent / NAMES[name][0]), *NAMES[name][1:]]
+    env = {"MODEL": str(scene.root / "job" / "model.py")} if "restart" in name else {}
+    with matrix.verdict(scene, verdict), matrix.daemon_is(scene, state) as started:
+        found = matrix.outcome(scene, argv, started, **env)
+    assert found == matrix.way(name).outcomes[matrix.VERDICTS.index(verdict)]
 
 
 def test_an_elastic_restart_after_drift_goes_on(scene: Gated) -> None:

@@ -26,12 +26,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Gated:
     made = gated(tmp_path_factory.mktemp("matrix"))
     made.file("pkg/__init__.py", "")
     made.file("pkg/train.py", made.train.read_text())
-    made.file("job/notes.py", "n = 1\n")
-    words = matrix.policy_words(made)
-    text = made.policy.read_text().replace("[[python]]", f"{words['launch']}\n[[python]]", 1)
-    made.policy.write_text(text + words["more"])
-    assert made.accept().code == 0
-    made.install()
+    matrix.prepare(made)
     venv.EnvBuilder(symlinks=True).create(made.root / "other")
     return made
 
