@@ -199,13 +199,13 @@ def test_the_first_question_starts_it(box: Container) -> None:
 
 
 def test_it_stops_in_time_and_remove_leaves_nothing(box: Container) -> None:
+    box.run("systemctl", "disable", "--now", "lockd.socket")
     began = time.monotonic()
     box.run("systemctl", "stop", "lockd")
     print(f"stopped in {time.monotonic() - began:.2f} s")
     result = box.run("systemctl", "show", "lockd", "-p", "Result", "--value").stdout.strip()
     assert result == "success"
     assert "daemon" not in json.loads(box.run(*LOCKD, "verify", "--json").stdout)
-    box.run("systemctl", "start", "lockd")
     box.reboot()
     until(lambda: status(box)["daemon"], "it to come with the boot")
     assert status(box)["verdict"] == "ok"
