@@ -187,6 +187,10 @@ def test_names_that_are_no_utf8_are_read(repository: Path) -> None:
     name = os.fsencode(str(repository)) + b"/\xff\n.py"
     with open(name, "wb") as file:
         file.write(b"x")
+    found = probing.facts(held(repository))[f"git:{repository}"]
+    if isinstance(found, Unknown):
+        assert "a name that is no UTF-8" in found.reason
+        pytest.skip("this pygit2 reads no such names, which is said")
     assert fact(repository).told["new"] == ("\\xff\\n.py",)
 
 

@@ -63,7 +63,9 @@ def read(rule: GitRule, disk: Disk, apart: Iterable[str]) -> Read | str | None:
     try:
         repository = pygit2.Repository(rule.path, pygit2.enums.RepositoryOpenFlag.NO_SEARCH)
         return _read(repository, rule, disk, apart)
-    except (pygit2.GitError, KeyError, ValueError, OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        return "git: a name that is no UTF-8, which this pygit2 cannot read; a newer one can"
+    except (pygit2.GitError, KeyError, ValueError, OSError) as error:
         return f"git: {error}" if not isinstance(error, KeyError) else f"git: object {error} is not there"
 
 
