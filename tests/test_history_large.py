@@ -24,7 +24,7 @@ def package(number: int, build: str = "0") -> Fact:
     digest = f"sha256:{number:032x}{build:0>32}"
     attributes = {"version": f"1.{number}+{build}", "tag": "cp311-cp311-linux_x86_64", "record": digest}
     requires = tuple(f"p{other}>=1" for other in range(number % 5))
-    told: dict[str, Value] = {"files": FILES // PACKAGES, "requires": requires, "installer": "uv", "root": "/root/venv/lib"}
+    told: dict[str, Value] = {"files": FILES // PACKAGES, "requires": requires, "installer": "uv", "root": "/venv/lib"}
     return Fact("package", f"train/p{number}", {**attributes, "content": digest}, told)
 
 

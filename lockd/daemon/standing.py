@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockd.clock import stamp
 from lockd.facts import LAUNCH_KINDS
-from lockd.history import key_of
+from lockd.history import key_of, seen_of
 from lockd.plain import replace
 from lockd.probes import probe
 from lockd.watch.hints import LOSSES, NO_PROCESS, Hint, writer
@@ -106,10 +106,10 @@ def _applied(finding: Finding, marks: Marks) -> Finding:
 
 
 def keys(report: Report) -> tuple[Any, ...]:
-    """What the history tells apart: the generation, and each lasting finding with how it differs."""
+    """What the history tells apart: the generation, each lasting finding with how it differs, and the state seen."""
     lasting = (*report.findings, *report.recorded)
     rows = {one.fact: key_of(one) for one in lasting if one.fact.partition(":")[0] not in LAUNCH_KINDS}
-    return (report.lock.digest if report.lock else None, tuple(sorted(rows.items())))
+    return (report.lock.digest if report.lock else None, tuple(sorted(rows.items())), seen_of(report))
 
 
 def remembered(rows: Mapping[str, Mapping[str, str]], by: Mapping[str, Mapping[str, Any] | None]) -> Marks:
