@@ -1,6 +1,7 @@
 """The validated policy, kept in the state folder, so that the hot path needs neither pydantic nor a TOML parser.
 
-Always holds: what is recalled was validated from the very same bytes, at the same path, by the same code.
+Always holds: what is recalled was validated from the very same bytes, at the same path, by the same code, and the kept
+file is whole by its own digest: a bit that flipped in it must not soften a rule.
 Never: is believed without its stamp, or an error: what can't be read or written costs time, no more.
 """
 
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 
-from lockd import __version__, rules
+from lockd import __version__, atomic, rules
 from lockd.frozen import freeze, thaw
 from lockd.probes import PROBES
 
@@ -33,7 +34,11 @@ def recall(cache_dir: str, stamp: str) -> rules.Policy | None:
     types = {name: value for name, value in vars(rules).items() if isinstance(value, type)}
     try:
         with open(os.path.join(cache_dir, _FILE), "rb") as file:
-            content = json.loads(file.read(_LIMIT))
+            data = file.read(_LIMIT)
+        digest, _, body = data.partition(b"\n")
+        if digest.decode("ascii") != hashlib.sha256(body).hexdigest():
+            return None
+        content = json.loads(body)
         if content["stamp"] != stamp:
             return None
         policy = thaw(content["policy"], types)
@@ -44,14 +49,8 @@ def recall(cache_dir: str, stamp: str) -> rules.Policy | None:
 
 def keep(cache_dir: str, stamp: str, policy: rules.Policy) -> None:
     """Written aside and renamed. A cache that can't be written costs time, no more."""
-    kept = os.path.join(cache_dir, _FILE)
-    aside = f"{kept}.{os.getpid()}.tmp"
+    body = json.dumps({"stamp": stamp, "policy": freeze(policy)}).encode("ascii")
     try:
-        with open(aside, "w", encoding="ascii") as file:
-            json.dump({"stamp": stamp, "policy": freeze(policy)}, file)
-        os.replace(aside, kept)
+        atomic.write_scratch(os.path.join(cache_dir, _FILE), hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
     except OSError:
-        try:
-            os.unlink(aside)
-        except OSError:
-            pass
+        pass

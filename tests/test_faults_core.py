@@ -283,3 +283,16 @@ def test_a_token_in_the_reason_or_in_a_command_is_masked(tmp_path: Path) -> None
     assert (answer.code, token in answer.out + answer.err) == (0, False)
     assert token not in scene.lock.read_text() + scene.lockd("log").out + scene.lockd("log", "--json").out
     assert not [path for path in scene.state.rglob("store*") if token.encode() in path.read_bytes()]
+
+
+def test_a_bit_that_flips_in_the_kept_policy_softens_no_rule(tmp_path: Path) -> None:
+    scene, path = pinned_file(tmp_path)
+    assert scene.accept().code == 0
+    path.write_text("x = 2\n")
+    assert scene.verify().code == 1
+    (kept,) = scene.state.rglob("policy.json")
+    content = kept.read_bytes()
+    for place in (content.index(b"model.py"), content.index(b'"block"') + 1, content.index(b'"path"') + 9):
+        kept.write_bytes(content[:place] + bytes((content[place] ^ 1,)) + content[place + 1 :])
+        answer = scene.verify()
+        assert (answer.code, answer.facts) == (1, [f"file:{path}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import subprocess
@@ -346,7 +347,8 @@ def test_a_damaged_cache_is_ignored(tmp_path: Path, damage: str) -> None:
     elif damage == "other class":
         content = content.replace('"FileRule"', '"Popen"')
     elif damage == "stamp":
-        content = json.dumps({**json.loads(content), "stamp": "0"}).replace("/root/a.py", "/root/b.py")
+        body = json.dumps({**json.loads(content.partition("\n")[2]), "stamp": "0"}).replace("/root/a.py", "/root/b.py")
+        content = f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
     else:
         content = damage
     kept.write_text(content)
