@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lockd import protocol
 from tests.gating import Gated, daemon
-from tests.scene import LOCKD
+from tests.scene import LOCKD, Scene
 
 STARTS, WARNED, REFUSED, BLIND, UNGATED = "starts", "starts, warned", "refused, 78", "refused, 125", "starts, not gated"
 VERDICTS = ("ok", "warn", "block", "unknown", "override")
@@ -60,8 +60,8 @@ WAYS = (
     Way("`accelerate launch`, 2 ranks", needs="torch"),
     Way("systemd unit", needs="container", gate="drop-in"),
     Way("`lxc-attach` from the host", needs="container"),
-    Way("Slurm `srun`", (STARTS, WARNED, "FAILED 1:0", "FAILED 1:0", WARNED), needs="slurm", gate="TaskProlog"),
-    Way("Slurm `sbatch`", (STARTS, WARNED, "FAILED 1:0", "FAILED 1:0", WARNED), needs="slurm", gate="TaskProlog"),
+    Way("Slurm `srun`", (STARTS, WARNED, "FAILED 78:0", "FAILED 125:0", WARNED), needs="slurm", gate="TaskProlog"),
+    Way("Slurm `sbatch`", (STARTS, WARNED, "FAILED 78:0", "FAILED 125:0", WARNED), needs="slurm", gate="TaskProlog"),
 )
 
 
@@ -91,13 +91,13 @@ def write() -> None:
 
 
 @contextlib.contextmanager
-def verdict(scene: Gated, name: str) -> Iterator[None]:
+def verdict(scene: Scene, name: str) -> Iterator[None]:
     """Bring the scene into a state with this verdict, and back."""
     away = scene.root / "away.lock"
     if name == "warn":
         scene.file("job/notes.py", "changed\n")
     elif name in ("block", "override"):
-        scene.drift()
+        scene.file("job/model.py", "x = 2\n")
         if name == "override":
             assert scene.lockd("override", "--for", "1h", "for the test").code == 0
     elif name == "unknown":
@@ -110,7 +110,7 @@ def verdict(scene: Gated, name: str) -> Iterator[None]:
         if away.exists():
             away.rename(scene.lock)
         scene.file("job/notes.py", "n = 1\n")
-        scene.heal()
+        scene.file("job/model.py")
 
 
 # -- states of the daemon

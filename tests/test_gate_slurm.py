@@ -11,6 +11,7 @@ import pytest
 
 from lockd.errors import RefusedError
 from lockd.gates import slurm
+from tests import gate_matrix as matrix
 from tests.gating import finds_lockd
 from tests.scene import Scene
 from tests.slurm import NODE, Slurm, cluster
@@ -60,16 +61,40 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Slu
 
 
 def _policy(scene: Scene, kernel: str = '"locked"') -> None:
-    scene.write_policy(f'[host]\nkernel = {kernel}\n[[file]]\npath = "{scene.root}/job/model.py"\n')
+    scene.file("job/notes.py", "n = 1\n")
+    notes = f'[[file]]\npath = "{scene.root}/job/notes.py"\non_drift = "warn"\n'
+    scene.write_policy(f'[host]\nkernel = {kernel}\n[[file]]\npath = "{scene.root}/job/model.py"\n{notes}')
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("verdict", matrix.VERDICTS)
+@pytest.mark.parametrize("way", ["`srun`", "`sbatch`"])
+def test_a_cell(gated: tuple[Scene, Slurm], way: str, verdict: str) -> None:
+    """Rows of the matrix in docs/gates.md."""
+    scene, one = gated
+    scene.file("job/model.py")
+    with matrix.verdict(scene, verdict):
+        if way == "`srun`":
+            done = one.run("srun", "-n1", "echo", "trained")
+            code, text = done.returncode, done.stdout + done.stderr
+        else:
+            told, text = _batch(one, f"cell-{verdict}", "echo trained")
+            code = int(told.partition(" ExitCode=")[2].partition(":")[0])
+    wanted = matrix.way(f"Slurm {way}").outcomes[matrix.VERDICTS.index(verdict)]
+    found = f"FAILED {code}:0" if code else matrix.WARNED if "lockd: " in text else matrix.STARTS
+    assert found == wanted and ("trained" in text) is (code == 0), text
+    assert one.wait_for("idle", "drained") == "idle"
 
 
 @pytest.mark.slurm
 def test_srun(gated: tuple[Scene, Slurm]) -> None:
     scene, one = gated
     scene.file("job/model.py")
+    before = len(scene.lockd("runs", "--json").document)
     done = one.run("srun", "-n2", "echo", "trained")
     assert (done.returncode, done.stdout) == (0, "trained\n" * 2), done.stderr
-    (run,) = scene.lockd("runs", "--json").document  # two tasks of one step are one launch
+    run, *rest = scene.lockd("runs", "--json").document
+    assert len(rest) == before  # two tasks of one step are one launch
     assert run["gate"] == "slurm" and run["verdict"] == "ok"
     scene.file("job/model.py", "x = 2\n")
     done = one.run("srun", "-n1", "echo", "trained")

@@ -12,6 +12,7 @@ import pytest
 
 from lockd.errors import LockdError, UsageError
 from lockd.gates import owned, systemd
+from tests import gate_matrix as matrix
 from tests.container import Container, Kind, container
 from tests.scene import ROOT, Scene
 
@@ -159,6 +160,83 @@ def _package(name: str) -> Path:
     import packaging
 
     return Path(packaging.__file__).parents[1] / name
+
+
+NOTES = '[[file]]\npath = "/root/notes.py"\non_drift = "warn"\n'
+SCENE = {
+    "ok": "true",
+    "warn": "echo 'n = 2' > /root/notes.py",
+    "block": "echo 'x = 2' > /root/model.py",
+    "unknown": "mv /etc/lockd/policy.lock /etc/lockd/away.lock",
+    "override": "echo 'x = 2' > /root/model.py",
+}
+WAYS = ("systemd unit", "`lxc-attach` from the host")
+
+
+@pytest.fixture(scope="module")
+def box(container: Callable[[Kind], Container]) -> Container:
+    """A training container with lockd, a venv with the hook, and a gated unit that ends by itself."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("the container's Python is 3.11, and takes the compiled packages of no other")
+    made = container("unprivileged")
+    _with_lockd(made)
+    made.run("mkdir", "-p", "/etc/lockd")
+    made.run("python3", "-m", "venv", "--without-pip", "/root/venv")
+    rest = '[launch]\nscripts = ["/root/train.py"]\n[[python]]\nname = "train"\npath = "/root/venv"\n'
+    unit = "[Service]\nType=oneshot\nExecStart=/usr/bin/python3 /root/train.py\n"
+    _write(made, "/etc/lockd/policy.toml", POLICY + NOTES + rest)
+    _write(made, "/root/train.py", "open('/root/ran', 'a').write('x')\n")
+    _write(made, f"/{ETC}/once.service", unit)
+    made.run("sh", "-c", f"{GOOD} && rm -f /etc/lockd/policy.lock")
+    made.run(*LOCKD, "accept", "-m", "good", "--yes")
+    made.run(*LOCKD, "gate", "install", "systemd", "once.service")
+    made.run(*LOCKD, "gate", "install", "site")
+    return made
+
+
+GOOD = "echo 'x = 1' > /root/model.py; echo 'n = 1' > /root/notes.py; rm -f /root/ran"
+
+
+def _write(box: Container, path: str, text: str) -> None:
+    box.run("sh", "-c", f"cat > {path} <<'END'\n{text}END")
+
+
+@pytest.mark.container
+@pytest.mark.parametrize("verdict", matrix.VERDICTS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cell(box: Container, way: str, verdict: str) -> None:
+    """Rows of the matrix in docs/gates.md."""
+    box.run("sh", "-c", f"{GOOD}; {SCENE[verdict]}")
+    if verdict == "override":
+        box.run(*LOCKD, "override", "--for", "1h", "for the test")
+    try:
+        found = _start_unit(box) if way == WAYS[0] else _attach(box)
+    finally:
+        if verdict == "override":
+            box.run(*LOCKD, "override", "--end")
+        box.run("sh", "-c", "if test -e /etc/lockd/away.lock; then mv /etc/lockd/away.lock /etc/lockd/policy.lock; fi")
+    assert found == matrix.way(way).outcomes[matrix.VERDICTS.index(verdict)]
+
+
+def _ran(box: Container) -> bool:
+    return box.run("test", "-e", "/root/ran", check=False).returncode == 0
+
+
+def _attach(box: Container) -> str:
+    done = box.run("/root/venv/bin/python", "/root/train.py", check=False)
+    return matrix.words(done.returncode, _ran(box), done.stderr)
+
+
+def _start_unit(box: Container) -> str:
+    before = _journal(box)
+    box.run("systemctl", "start", "once", check=False)
+    code = int(box.run("systemctl", "show", "once", "-p", "ExecMainStatus", "--value").stdout)
+    return matrix.words(code, _ran(box), _journal(box).removeprefix(before))
+
+
+def _journal(box: Container) -> str:
+    box.run("journalctl", "--sync")
+    return box.run("journalctl", "-u", "once", "-o", "cat").stdout
 
 
 @pytest.mark.container
