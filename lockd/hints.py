@@ -11,7 +11,7 @@ from lockd.facts import Fact, shown
 from lockd.findings import Breach, Difference
 from lockd.rules import Policy
 
-_RESTORABLE = ("package", "unowned", "file", "cache", "tree")
+_RESTORABLE = ("package", "python", "unowned", "file", "cache", "tree")
 
 
 def hint(difference: Difference, policy: Policy) -> str:

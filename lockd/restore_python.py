@@ -172,9 +172,11 @@ def python(ground: Ground, one: Difference, named: bool) -> Iterator[Outcome]:
     """Start-up files as kept; what runs at start-up besides goes."""
     environment = _environment(ground, one.name.partition(":")[2])
     rows = ground.rows(one.name)
-    if environment is None or rows is None:
-        todo = "build it again" if environment is None else "its start-up code was not kept on this machine"
-        yield Said(one.name, wanted_words(one), todo)
+    if environment is None:
+        yield _whole(ground, one)
+        return
+    if rows is None:
+        yield Said(one.name, wanted_words(one), "its start-up code was not kept on this machine")
         return
     acts = list(pending(rows, ground.disk, ground.kept))
     wanted = {row.path for row in rows}
@@ -188,6 +190,18 @@ def python(ground: Ground, one: Difference, named: bool) -> Iterator[Outcome]:
         yield Said(one.name, wanted_words(one), "install that interpreter again: lockd keeps none")
     elif not acts:
         yield Said(one.name, wanted_words(one), "lockd diff shows it; take away what makes it so")
+
+
+def _whole(ground: Ground, one: Difference) -> Outcome:
+    """An environment that is gone altogether: from its kept files, if all of them were kept."""
+    name = one.name.partition(":")[2]
+    facts = [fact for fact in ground.lock.facts if fact.startswith((f"package:{name}/", f"unowned:{name}"))]
+    kept = {fact: ground.rows(fact) for fact in (one.name, *facts)}
+    if not facts or any(rows is None for fact, rows in kept.items() if not fact.startswith("unowned:")):
+        return Said(one.name, wanted_words(one), "build it again; [[python]] keep = true would keep all of it")
+    rows = {row.path: row for listed in kept.values() for row in listed or ()}
+    acts = tuple(pending(rows.values(), ground.disk, ground.kept))
+    return Step(one.name, "", acts, wanted=frozenset(rows))
 
 
 # -- files that belong to no package

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import shutil
 import subprocess
 import threading
 import zipfile
@@ -326,3 +327,19 @@ def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"PK nothing")
     with pytest.raises(WheelError):
         unpack(str(path), layout(tmp_path))
+
+
+def test_an_environment_that_is_gone_comes_back_whole(tmp_path: Path) -> None:
+    scene, env = train(tmp_path, "keep = true")
+    identity = scene.verify().document["environment"]
+    shutil.rmtree(env.prefix)
+    good_again(scene, scene.lockd("restore", "--apply"), identity)
+    program = [str(env.python), "-c", "import torch, transformers; print(torch.__version__)"]
+    assert subprocess.run(program, capture_output=True, text=True, check=True).stdout == "2.11.0+cu128\n"
+
+
+def test_an_environment_that_is_gone_and_was_not_kept_is_said(tmp_path: Path) -> None:
+    scene, env = train(tmp_path)
+    shutil.rmtree(env.prefix)
+    answer = scene.lockd("restore", "--apply")
+    assert answer.code == 1 and "build it again" in answer.out and not env.prefix.exists()
