@@ -39,10 +39,11 @@ TOLD = 0.5  # seconds that an answer waits for the history to be written
 
 @dataclass(frozen=True)
 class Standing:
-    """What stands. at: seconds since the epoch of the look. trouble: why it is unknown whatever was seen."""
+    """What stands. at: seconds since the epoch of the look; clock: the same by the monotonic clock. trouble: why it is unknown whatever was seen."""
 
     report: Report | None = None
     at: float = 0.0
+    clock: float = 0.0
     whole_at: float = 0.0
     trouble: str = ""
     bursts: int = 0
@@ -272,6 +273,7 @@ class Decider(threading.Thread):
         new = Standing(
             standing.apply(report, self.marks),
             time.time(),
+            time.monotonic(),
             time.time() if whole else self.standing.whole_at,
             self.subject.trouble,
             self.standing.bursts + bool(burst.hints),

@@ -66,7 +66,7 @@ class Reader(threading.Thread):
         """Pass after pass, until stopped."""
         _be_idle()
         self._recall()
-        while not self._end.wait(1.0):
+        while not self._end.wait(self._pause()):
             if not self._decider.ready.is_set() or time.time() < self.place["done"] + self._every:
                 continue
             try:
@@ -74,6 +74,11 @@ class Reader(threading.Thread):
             except Exception as error:  # the boundary: reading is tried again, and its age grows
                 self._say("look_failed", error=f"the full read stopped: {type(error).__name__}: {error}")
                 self._end.wait(60.0)
+
+    def _pause(self) -> float:
+        """Seconds until it is worth another thought: an idle daemon sleeps."""
+        left = self.place["done"] + self._every - time.time()
+        return 1.0 if left < 60 or not self._decider.ready.is_set() else min(left, 600.0)
 
     def one_pass(self) -> None:
         """Read on from the kept place to the end."""

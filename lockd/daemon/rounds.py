@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockd.running import Running
     from lockd.store import Store
 
-EVERY = 10.0  # seconds between two rounds
+EVERY = 30.0  # seconds between two rounds
 GRACE = 20.0  # seconds that a gate may take
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 STUCK = 60.0  # seconds without a step after which the deciding thread is taken to hang
 _ENDING = 0.8  # seconds that each worker has to end
+_CLIENTS, _IDLE = 0.5, 10.0  # seconds between two rounds of the main thread, with clients and without
 _DESCRIPTORS = 16_384
 
 
@@ -87,13 +88,19 @@ class Daemon:
         died = ""
         petted, interval = 0.0, notify.watchdog_interval()
         while not self._stopping and not died:
-            self.server.turn(0.1 if not self._ready else min(1.0, interval or 1.0))
+            self.server.turn(self._pause(interval))
             self._follow()
             if interval is not None and self.moving() and time.monotonic() - petted >= interval / 2:
                 petted = time.monotonic()
                 notify.notify("WATCHDOG=1")
             died = ", ".join(worker.name for worker in workers if not worker.is_alive())
         return self._end(died)
+
+    def _pause(self, interval: float | None) -> float:
+        """Seconds that the main thread may sleep; clients, signals and answers wake it."""
+        if not self._ready:
+            return 0.1
+        return min(_CLIENTS if self.server.clients else _IDLE, (interval or _IDLE) / 2)
 
     def _follow(self) -> None:
         """What the signals and the workers ask of the main thread."""

@@ -37,7 +37,7 @@ def standing(daemon: Daemon) -> dict[str, Any]:
         "trouble": trouble,
         "environment": report.environment if report else None,
         "generation": report.lock.generation if report and report.lock else None,
-        "age_s": round(time.time() - now.at, 3) if now.at else None,
+        "age_s": round(time.monotonic() - now.clock, 3) if now.at else None,
     }
 
 
