@@ -125,7 +125,8 @@ def test_an_uninstall_that_takes_a_file_of_another_package(tmp_path: Path) -> No
     """sgl-project/sglang#31035: nvidia-nvshmem-cu12 goes, and with it a file that nvshmem-cu13 owns as well; the
     metadata of cu13 stays, and every version check is green."""
     scene = Scene(tmp_path)
-    env = train(scene, nccl("2.29.3", "12"), nccl("2.29.7", "13"), rule='extra = "warn"')
+    env = train(scene, nccl("2.29.3", "12"), rule='extra = "warn"')
+    swap(env, nccl("2.29.7", "13"))  # after the other: of two at once the winner is a race
     done = scene.accept("--allow-modified", "nvidia-nccl-cu12")
     assert done.code == 0, done.err
     uninstall(env, "nvidia-nccl-cu12", by=BY)
