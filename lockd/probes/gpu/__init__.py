@@ -73,7 +73,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
 
 ALL = "gpus"  # every setting of every GPU
 _PINNED = {"count": "count", "driver": "version"}
-_WORDS = {"count": "GPUs", "driver": "driver", "devices": "device nodes", "idle": "GPUs", "*": "GPUs"}
+_WORDS = {"count": "number of GPUs", "driver": "driver", "devices": "device nodes", "idle": "GPUs", "*": "GPUs"}
 
 
 def look(rule: SystemRule, look: Look) -> Seen:
