@@ -39,7 +39,10 @@ TOLD = 0.5  # seconds that an answer waits for the history to be written
 
 @dataclass(frozen=True)
 class Standing:
-    """What stands. at: seconds since the epoch of the look; clock: the same by the monotonic clock. trouble: why it is unknown whatever was seen."""
+    """What stands. at: seconds since the epoch of the look; clock: the same by the monotonic clock.
+
+    trouble: why it is unknown whatever was seen.
+    """
 
     report: Report | None = None
     at: float = 0.0
