@@ -238,6 +238,7 @@ def _ask(question: str) -> bool:
 def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, who: Origin) -> int:
     from lockd import accept_record, cli, keep
     from lockd.objects import Keeping
+    from lockd.progress import Progress
 
     state = scene.state
     assert state is not None  # _open saw to it
@@ -245,8 +246,8 @@ def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, 
         manifests = accept_record.manifests_of(plan, report.sight)
         with _store(state) as opened:
             state.accept_digest(scene.policy.digest)
-            with Keeping(opened) as keeping:
-                kept = keep.gather(keeping, opened, report.sight, plan.lock, plan.chosen, plan.before)
+            with Keeping(opened) as keeping, Progress("lockd accept") as progress:
+                kept = keep.gather(keeping, opened, report.sight, plan.lock, plan.chosen, plan.before, progress)
                 new = accept_record.record(scene.policy, opened, plan, scene.seen, manifests, who, kept)
             again = _look_again(scene, new, opened)
     _result(args, scene, new, plan, recorded=True)
