@@ -246,8 +246,9 @@ def accepts_whole_after_a_kill(tmp_path: Path, points: int) -> None:
         scene.file(f"cache/ab/c{number}.py", f"{number}\n")
     scene.write_policy(f'[[file]]\npath = "{path}"\nkeep = true\n[[cache]]\npath = "{cache}"\nkeep = true\n')
     assert scene.accept().code == 0
-    path.write_text("x = 0\n")
-    total = changes_of(scene, "accept", "-m", "one", "--yes")
+    for number in (-2, -1):  # the second one is like those that follow: Python's own byte-code is written by then
+        path.write_text(f"x = {number}\n")
+        total = changes_of(scene, "accept", "-m", "one", "--yes")
     hits, chance = 0, random.Random(points)
     for number in range(4 * points):
         path.write_text(f"x = {number}\n")
