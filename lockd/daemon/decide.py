@@ -202,6 +202,8 @@ class Decider(threading.Thread):
             self.eyes.sync(SYNC)  # hints may be on their way
             if not self.gatherer.waiting:
                 self.recorder.flush()
+        if not self.ready.is_set():
+            self.scribe.flush(TOLD)  # who is told that it is ready finds its start in the log, and the store free
         # 6. who asked
         if questions:
             self.recorder.told(self.standing.looks)
