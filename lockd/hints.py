@@ -44,8 +44,8 @@ def _way_back(difference: Difference, policy: Policy) -> list[str]:
     short = short_name(difference.name, policy)
     if kind == "env":
         return [f"lockd diff; start the launch {_variable(difference, subject)}"]
-    if kind == "python" and difference.attributes.get("gate", ("", ""))[1]:
-        return [f"lockd gate install site --env {subject}"]
+    if kind == "python" and any(pin.attribute == "gate" for pin in difference.breaches):
+        return [f"lockd diff; lockd gate install site --env {subject}, or lockd gate remove site --env {subject}"]
     if kind == "launch" and subject == "python":
         wanted = next((rule.path for rule in policy.python if rule.name == policy.launch.python), "")
         return [f"start it with {shown(wanted)}/bin/python" if wanted else "lockd diff"]
@@ -72,7 +72,8 @@ def _variable(difference: Difference, name: str) -> str:
 def _edits(breaches: tuple[Breach, ...], policy: Policy) -> list[str]:
     """`or, if 2.11.0+cu130 is meant, edit ct200.toml:21 first`, once a line of the policy."""
     said: dict[str, str] = {}
-    for pin in sorted(breaches, key=lambda pin: pin.attribute != "version"):
+    pins = [pin for pin in breaches if pin.attribute != "gate"]  # of the hook no line of the policy says anything
+    for pin in sorted(pins, key=lambda pin: pin.attribute != "version"):
         meant = "it" if pin.forbidden or pin.found is None else pin.found
         said.setdefault(policy.line(pin.key), f"or, if {meant} is meant, edit {policy.line(pin.key)} first")
     return list(said.values())[:3]

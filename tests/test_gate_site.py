@@ -129,7 +129,8 @@ def test_nothing_is_imported_where_no_launch_is(scene: Gated) -> None:
     words = ("-c", "import sys; print(*sorted(sys.modules))")
     within = set(scene.launch(*words).out.split())
     assert scene.lockd("gate", "remove", "site").code == 0
-    assert within - set(scene.launch(*words).out.split()) == {"lockd_gate"}
+    more = within - set(scene.launch(*words).out.split())
+    assert more - {"encodings.utf_8_sig"} == {"lockd_gate"}  # Python 3.13 on decodes any .pth with that
 
 
 # -- what belongs to a launch
@@ -303,6 +304,23 @@ def test_the_hook_is_no_drift_and_its_loss_is(scene: Gated) -> None:
     answer = scene.verify()
     assert (answer.code, answer.facts) == (1, ["python:train"])
     assert "site hook is gone" in answer.out and "gate install site" in answer.out
+    scene.install()
+    assert scene.verify().code == 0
+
+
+def test_a_lost_hook_is_never_known_good(scene: Gated) -> None:
+    """An environment made anew is accepted once its hook is back, or given up."""
+    folder = scene.site_packages
+    shutil.rmtree(folder)
+    folder.mkdir()
+    answer = scene.accept()
+    assert answer.code == 1 and "site hook is gone" in answer.err
+    scene.install()
+    assert scene.accept().code == 0 and scene.verify().code == 0
+    shutil.rmtree(folder)
+    folder.mkdir()
+    assert scene.lockd("gate", "remove", "site").code == 0
+    assert scene.accept().code == 0 and scene.verify().code == 0
     scene.install()
     assert scene.verify().code == 0
 

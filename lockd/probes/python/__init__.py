@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from lockd.facts import Facts, Unknown
-from lockd.probes.python import environment, pins, startup
+from lockd.facts import Fact, Facts, Unknown
+from lockd.findings import Breach
+from lockd.probes.python import environment, hook, pins, startup
 from lockd.probes.python.interpreter import find
 from lockd.rules import PythonRule
 
 if TYPE_CHECKING:
-    from lockd.findings import Breach, Difference
+    from lockd.findings import Difference
     from lockd.look import Look
     from lockd.probes import Seen
     from lockd.rules import Policy, Severity
@@ -87,9 +88,13 @@ def severity(rule: PythonRule, policy: Policy, kind: str, subject: str, change: 
 
 
 def breaches(rule: PythonRule, policy: Policy, found: Facts) -> Iterator[Breach]:
-    """Broken pins and forbidden packages."""
+    """Broken pins, forbidden packages, and a site hook of lockd's that is not as it was put in."""
     index = next((at for at, one in enumerate(policy.python) if one is rule or one == rule), 0)
-    return pins.breaches(rule, f"python[{index}]", found)
+    yield from pins.breaches(rule, f"python[{index}]", found)
+    fact = found.get(f"python:{rule.name}")
+    trouble = fact.told.get(hook.BREACH) if isinstance(fact, Fact) else None
+    if isinstance(trouble, str) and trouble:
+        yield Breach(fact=f"python:{rule.name}", key=f"python[{index}]", text=trouble, attribute=hook.BREACH)
 
 
 def word(difference: Difference) -> str:

@@ -31,6 +31,7 @@ WORDS: Mapping[str, str] = {
     "changed": "lockd's site hook is not as it was installed",
 }
 LOST = "lockd's site hook is gone"
+BREACH = "gate"  # the attribute of a breach that says one of these
 
 
 class Hook(NamedTuple):

@@ -40,7 +40,6 @@ ATTRIBUTES: Mapping[str, str] = {
     "roots": "folders outside the environment that packages come from, in path order",
     "extra": "packages that come into sight through these folders",
     "state": "why the interpreter cannot start",
-    "gate": "what is wrong with lockd's own site hook; a sound one is no attribute",
     "stale": "byte-code that runs and is not what its source compiles to",
     "executable": "told: path of the interpreter",
     "home": "told: where the base interpreter lies",
@@ -48,6 +47,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "owners": "told: which package each start-up file belongs to",
     "missing_roots": "told: folders that a .pth names and that are not there",
     "pip": "told: pip's configuration and constraint files, by hash",
+    "gate": "told: what is wrong with lockd's own site hook; held against the policy, never in the lock",
     "doubles": "told: packages that stand in two folders of the path, and which one import takes",
     "ca_bundle": "told: certificates in certifi's bundle",
     "hidden_edits": "told: stale byte-code that would run in place of an edited source",
@@ -89,9 +89,10 @@ def python_fact(
             return Unknown("python", rule.name, f"{shown(trouble.path)}: {trouble.reason}")
     assert isinstance(gate, _Gate) and not isinstance(files, Trouble)
     assert not isinstance(modules, Trouble) and not isinstance(binary, Trouble)
-    attributes = _attributes(interpreter, files, modules, binary) | {"gate": gate.trouble}
+    attributes = _attributes(interpreter, files, modules, binary)
     attributes |= {"extra": tuple(sorted(set(extra_packages))), "stale": stale.foreign}
     told = _told(interpreter, files, owned, look.disk)
+    told |= {"gate": gate.trouble}
     told |= {"doubles": tuple(doubles(interpreter)), "hidden_edits": stale.hidden, "bytecode_notes": stale.notes}
     return Fact("python", rule.name, _filled(attributes), _filled(told))
 

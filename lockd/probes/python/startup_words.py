@@ -10,6 +10,7 @@ import re
 
 from lockd.facts import Fact, Unknown, Value
 from lockd.findings import Difference
+from lockd.probes.python import hook
 from lockd.probes.python.pth import SUFFIXES
 
 
@@ -19,7 +20,8 @@ def word(difference: Difference) -> str:
     if difference.change in ("missing", "added", "unreadable"):
         reason = difference.found.reason if isinstance(difference.found, Unknown) else ""
         return f"python {subject} {_PLAIN[difference.change]}{': ' + reason if reason else ''}"
-    clauses = [
+    clauses = [breach.text for breach in difference.breaches if breach.attribute == hook.BREACH]
+    clauses += [
         _clause(name, *pair) for name, pair in sorted(difference.attributes.items(), key=lambda item: _rank(item[0]))
     ]
     clauses += _doubled(difference) if "extra" in difference.attributes else []
@@ -28,7 +30,6 @@ def word(difference: Difference) -> str:
 
 _PLAIN = {"missing": "is gone", "added": "is new", "unreadable": "could not be read"}
 _SAID_FIRST = (
-    "gate",
     "state",
     "version",
     "implementation",
@@ -47,7 +48,7 @@ def _rank(name: str) -> int:
 
 
 def _clause(name: str, before: Value | None, after: Value | None) -> str:
-    if name in ("state", "gate"):
+    if name == "state":
         return str(after) if after else f"no longer {before}"
     if name in ("system_site", "user_site"):
         what = "include-system-site-packages" if name == "system_site" else "user site"
