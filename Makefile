@@ -15,6 +15,9 @@ setup: $(READY)  ## a virtualenv with lockd and its tools in .venv
 demo: $(READY)  ## build a real venv, accept it, drift it in five ways, watch lockd say so
 	@$(PY) demo/run.py
 
+story: $(READY)  ## act out the story in a real container (root; lxc, mmdebstrap): what changed since it was fast, and the way back
+	@$(PY) -m story
+
 test: $(READY)  ## lint, types and the tests that take seconds
 	@bash scripts/check $(VENV)
 	@$(PY) -m pytest -m "not slow and not container and not slurm and not network"
@@ -31,4 +34,4 @@ bench: $(READY)  ## measure against git, b3sum, sha256sum and AIDE; results in b
 clean:  ## remove what the commands above made here
 	rm -rf $(VENV) .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-long docs bench clean
+.PHONY: help setup demo story test test-long docs bench clean
