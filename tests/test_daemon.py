@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import sqlite3
@@ -20,7 +22,7 @@ import pytest
 
 from lockd import protocol
 from tests.daemons import Daemon, edit, until
-from tests.scene import Scene, pinned_file
+from tests.scene import ROOT, Scene, pinned_file
 from tests.watching import needs_fanotify
 
 GOOD = "x = 1\n"
@@ -420,6 +422,36 @@ def test_a_hostile_runtime_folder_is_not_used(scene: tuple[Scene, Path]) -> None
     with Daemon(scene[0]) as running:
         assert running.process.wait(timeout=30) == 3
         assert "others may write" in running.log_path.read_text()
+
+
+@pytest.mark.parametrize("member", [True, False])
+def test_the_policys_group_may_ask_and_nobody_else(tmp_path: Path, member: bool) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv, to become somebody else")
+    group = grp.getgrgid(1).gr_name
+    made, path = pinned_file(tmp_path)
+    made.write_policy(f'[launch]\noverride_group = "{group}"\n[[file]]\npath = "{path}"\n')
+    assert made.accept().code == 0
+    who = ("setpriv", "--reuid=65534", f"--regid={1 if member else 65534}", "--clear-groups")
+    can_read = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # the scene lies in a closed folder
+    code = "import os, sys; from lockd import client; print(client.ask(sys.argv[1], {'ask': 'standing'}))\n"
+    code += "from lockd.look import Launch; os.environ.pop('LOCKD_STATE')\n"
+    code += "print(client.ask(sys.argv[1], client.question(sys.argv[1], Launch({}), json=True)))"
+    with Daemon(made, prefix=("setpriv", "--", "sh", "-c", 'umask 077; exec "$@"', "sh")) as running:
+        running.ready()
+        env = {
+            "LOCKD_RUNTIME": str(made.root / "run"),
+            "LOCKD_STATE": "/nonexistent",
+            "PYTHONPATH": str(ROOT),
+            "HOME": "/",
+        }
+        argv = [*who, *can_read, "--", sys.executable, "-c", code, str(made.policy)]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+        standing, verified = done.stdout.splitlines()
+        if member:
+            assert "'verdict': 'ok'" in standing and '"verdict": "ok"' in verified
+        else:
+            assert (standing, verified) == ("None", "None")
 
 
 def test_another_users_daemon_is_not_believed(scene: tuple[Scene, Path]) -> None:

@@ -98,7 +98,9 @@ def take(policy_path: str) -> Place:
 def _own(folder: str) -> None:
     hint = "remove it, or set LOCKD_RUNTIME to a folder of yours"
     try:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
+        if not os.path.lexists(folder):
+            os.makedirs(folder, mode=0o755, exist_ok=True)
+            os.chmod(folder, 0o755)  # noqa: S103  whatever the umask: the socket in it says who may ask
         row = os.lstat(folder)
     except OSError as error:
         raise LookError(f"the runtime folder can't be made: {error.strerror}", where=folder, hint=hint) from None

@@ -187,11 +187,11 @@ class Daemon:
             else:
                 self.server.post(client, {"answer": statuses.verified(report, request)})
 
-        check = lambda: self._differs(request)  # noqa: E731
+        check = partial(self._differs, request, client.peer.uid)
         self.decider.ask(Question(answer, launch, bool(request.get("commands")), check))
 
-    def _differs(self, request: Mapping[str, Any]) -> LockdError | None:
-        """Why this daemon is not the one to answer that client."""
+    def _differs(self, request: Mapping[str, Any], uid: int) -> LockdError | None:
+        """Why this daemon is not the one to answer that client. Another user's state is another one by nature."""
         subject = self.subject
         folder = None if subject.state is None else subject.state.folder
         here = {
@@ -200,7 +200,7 @@ class Daemon:
             "lock": _plain(subject.lock_identity),
             "trust_unmapped": subject.trust_unmapped,
         }
-        if folder is not None and request.get("state") is not None:
+        if folder is not None and uid == os.geteuid() and request.get("state") is not None:
             here["state"] = folder
         if subject.trouble:
             return LookError(subject.trouble)
