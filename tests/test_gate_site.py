@@ -429,3 +429,20 @@ def test_another_python_with_the_same_script_has_no_hook(shared: Gated) -> None:
     done = subprocess.run([sys.executable, "-I", str(shared.train)], env=shared.variables())
     shared.heal()
     assert done.returncode == 0
+
+
+def test_a_moved_environment_still_asks(scene: Gated) -> None:
+    """The hook moves with it; the policy says where the environment has to be."""
+    scene.python.parents[1].rename(scene.root / "moved")
+    argv = [str(scene.root / "moved" / "bin" / "python"), str(scene.train)]
+    done = subprocess.run(argv, env=scene.variables(), capture_output=True, text=True)
+    assert done.returncode == 78 and "lockd: refused" in done.stderr and scene.ran == []
+
+
+def test_a_state_that_takes_no_record_is_a_fault(scene: Gated) -> None:
+    """As on a full disk: `on_fault` decides, and says why."""
+    (folder,) = scene.state.iterdir()
+    (folder / "store.sqlite").unlink()
+    (folder / "store.sqlite").mkdir()
+    done = scene.launch(scene.train)
+    assert done.code == 0 and "lockd: warning" in done.err and "on_fault" in done.err and len(scene.ran) == 1
