@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lockd.compare import compare, restricted
 from lockd.facts import Fact, Facts, Unknown, environment_id, launch_id
 from lockd.findings import Breach, Difference, Finding
 from lockd.held import hold
 from lockd.look import Launch, Look, Memo, Sight, look_at
-from lockd.plain import dataclass, replace
+from lockd.plain import dataclass, field, replace
 from lockd.probes import probe, rules
 from lockd.verdict import Verdict, judge, severity_of
 
@@ -44,6 +44,7 @@ class Report:
     environment_full: with every found entry. launch: None where the look had no launch. elapsed: seconds.
     unclaimed: names of locked facts that no rule of this policy claims. recorded: changes that are noted and no
     finding. override: what covers a verdict of `block` for now. by_daemon: it looked, in memory, after its last event.
+    healed: who put facts back, as far as that was observed.
     """
 
     policy: Policy
@@ -62,6 +63,7 @@ class Report:
     unclaimed: tuple[str, ...] = ()
     override: Override | None = None
     by_daemon: bool = False
+    healed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def check(

@@ -81,10 +81,29 @@ def _write(state: State, report: Report, generation: int) -> None:
     store = state.store(create=True)
     if store is None:
         return
+    report = _attributed(report)
     with store:
         with store.transaction():
             body = _record(store, report, generation)
         atomic.write_scratch(state.standing_path, body.encode())
+
+
+def _attributed(report: Report) -> Report:
+    """The report with since when and by whom, as far as a daemon that watches knows it of the very same differences."""
+    from lockd import client
+
+    if report.by_daemon or not client.there(report.policy.path):
+        return report
+    told = client.ask(report.policy.path, {"ask": "writers"})
+    if told is None:
+        return report
+
+    def known(one: Finding) -> Finding:
+        mark = told["marks"].get(one.fact)
+        return replace(one, since=mark["since"], by=mark["by"]) if mark and mark["key"] == _key(one) else one
+
+    findings, recorded = (tuple(map(known, listed)) for listed in (report.findings, report.recorded))
+    return replace(report, findings=findings, recorded=recorded, healed=told["healed"])
 
 
 def accepted(state: State, store: Store, report: Report) -> None:
@@ -136,7 +155,9 @@ def _record(store: Store, report: Report, generation: int) -> str:
         store.append(Event(finding.since or now, "drift", finding.message, fact, by, generation=generation, state=kept))
     for fact in gone:
         message = f"as locked again; it was: {before[fact]['message']}"
-        store.append(Event(now, "heal", message, fact, generation=generation, state=kept))
+        who = report.healed.get(fact)
+        by = None if who is None else dict(who)
+        store.append(Event(now, "heal", message, fact, by, generation=generation, state=kept))
     body = stand(report, before)
     store.stand(body)
     return body

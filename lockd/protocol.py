@@ -7,6 +7,7 @@ one request and reads frames until one holds `answer` or `error`; those before i
 | --- | --- | --- |
 | `standing` | | the verdict as it stands, at once: `settled` false while a change is being looked at |
 | `status` | | `lockd status --json`, after every event up to now was read |
+| `writers` | | who is behind each finding, and who put facts back, as far as that was observed |
 | `launch` | `hook` (its version), `policy` (path), `launch` | `hook`: exit code and lines for stderr |
 | `verify` | `policy`, `lock`, `launch`, … (`client.question`) | verdict, exit code, document or text |
 

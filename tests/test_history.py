@@ -40,7 +40,9 @@ def report(*findings: Finding, recorded: tuple[Finding, ...] = (), manifests: di
         verdict="block",
         environment="env1:a",
         environment_full="env1:full",
-        policy=SimpleNamespace(command=()),
+        policy=SimpleNamespace(command=(), path="/nowhere/ct.toml"),
+        by_daemon=False,
+        healed={},
         sight=sight,
         lock=lock,
     )

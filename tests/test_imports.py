@@ -56,6 +56,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "manifests",
         "hints",
         "watch",
+        "protocol",
+        "client",
     ),
     ("held", "explain", "check", "history", "overrides", "session", "consequences", "evidence"),
     (
@@ -65,8 +67,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "gc",
         "init",
         "report",
-        "protocol",
-        "client",
         "running",
         "restore",
         "runs",

@@ -91,6 +91,7 @@ class Decider(threading.Thread):
         self.eyes = Eyes(subject.state, self.gatherer.put, cookies, say, self._progress)
         self.recorder = Recorder(scribe, say)
         self.marks: standing.Marks = {}
+        self.healed: standing.Healed = {}
         self._questions: list[Question] = []
         self._serving: list[Question] = []
         self._reload = self._whole = self._stopping = False
@@ -276,7 +277,7 @@ class Decider(threading.Thread):
         self._answers = {}
         report = self._judged(sight, now, unexplained)
         new = Standing(
-            standing.apply(report, self.marks),
+            standing.apply(report, self.marks, self.healed),
             time.time(),
             time.monotonic(),
             time.time() if whole else self.standing.whole_at,
@@ -287,9 +288,10 @@ class Decider(threading.Thread):
         self._publish(new)  # the verdict first; whose files they are may take a while
         if report.differences:
             report = self._judged(sight, now, self._explainer)
+        self.healed = standing.healed(report, self.marks, self.healed, burst.hints, before)
         self.marks = standing.mark(report, self.marks, burst.hints, before.manifests if before is not None else dict)
         plain = self._explainer.plain(sight, report.differences)
-        report = replace_plain(standing.apply(report, self.marks), sight=plain)
+        report = replace_plain(standing.apply(report, self.marks, self.healed), sight=plain)
         self._publish(replace(new, report=report))
         self.recorder.take(report, burst, time.monotonic(), new.looks)
 
@@ -362,7 +364,7 @@ class Decider(threading.Thread):
                 explained=self._explainer,
             )
             plain = self._explainer.plain(judged.sight, judged.differences)
-            self._answers[key] = replace_plain(standing.apply(judged, self.marks), sight=plain)
+            self._answers[key] = replace_plain(standing.apply(judged, self.marks, self.healed), sight=plain)
         return self._answers[key]
 
 

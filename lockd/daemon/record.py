@@ -80,7 +80,7 @@ class Recorder:
                 by = dict(one.by) if one.by else None
                 self._say("drift", fact=one.fact, change=one.change, text=one.message, since=one.since, by=by, **told)
         for fact in before.keys() - now.keys():
-            self._say("heal", fact=fact, **told)
+            self._say("heal", fact=fact, by=dict(report.healed.get(fact, {})) or None, **told)
 
     def _left(self, now: float, quiet: float) -> float:
         """A writer that lives may go on; ask again every QUIET seconds whether it does."""

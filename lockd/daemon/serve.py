@@ -158,6 +158,8 @@ class Daemon:
                 self.server.post(client, {"answer": statuses.standing(self)})
             elif asked == "status":
                 self.decider.ask(Question(lambda *_: self.server.post(client, {"answer": statuses.document(self)})))
+            elif asked == "writers":
+                self.decider.ask(Question(lambda *_: self.server.post(client, {"answer": statuses.writers(self)})))
             elif asked == "verify":
                 self._verify(client, request)
             elif asked == "launch":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lockd.clock import stamp
@@ -36,6 +37,8 @@ class Mark:
 
 
 Marks = Mapping[str, Mark]
+Healed = Mapping[str, Mapping[str, Any]]  # fact → by
+_HEALED = 1_000  # facts of which it is remembered who put them back
 
 
 def mark(report: Report, before: Marks, hints: Iterable[Hint], manifests: Manifests) -> Marks:
@@ -89,10 +92,25 @@ def _is_in(path: str, names: set[str]) -> bool:
     return any("/".join(parts[start:]) in names for start in range(len(parts) - 1, 0, -1))
 
 
-def apply(report: Report, marks: Marks) -> Report:
-    """The report with `since` and `by` at the findings that are marked for the very same difference."""
+def healed(report: Report, marks: Marks, known: Healed, hints: Iterable[Hint], last: Sight | None) -> Healed:
+    """Who put right what no longer differs, where hints tell. marks: before this look. last: the sight before it."""
+    differing = {one.fact for one in (*report.findings, *report.recorded)}
+    found = {fact: by for fact, by in known.items() if fact not in differing}
+    listed = tuple(hints)
+    for fact in marks.keys() - differing if listed else ():
+        sight = report.sight if last is None or fact in report.sight.claimed else last
+        own = _own(fact, sight, listed, sight.manifests if last is None else last.manifests)
+        if own:
+            found[fact] = writer(own).as_dict()
+    return dict(list(found.items())[-_HEALED:])
+
+
+def apply(report: Report, marks: Marks, healed: Healed = MappingProxyType({})) -> Report:
+    """The report with `since` and `by` at the findings that are marked for the very same difference, and who healed."""
     return replace(
         report,
+        by_daemon=True,
+        healed=healed,
         findings=tuple(_applied(one, marks) for one in report.findings),
         recorded=tuple(_applied(one, marks) for one in report.recorded),
     )

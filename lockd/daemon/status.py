@@ -41,6 +41,12 @@ def standing(daemon: Daemon) -> dict[str, Any]:
     }
 
 
+def writers(daemon: Daemon) -> dict[str, Any]:
+    """Who is behind each finding, by what tells one difference from another, and who put facts back."""
+    marks = {fact: {"key": one.key, "since": one.since, "by": one.by} for fact, one in daemon.decider.marks.items()}
+    return {"marks": marks, "healed": dict(daemon.decider.healed)}
+
+
 def document(daemon: Daemon) -> dict[str, Any]:
     """`lockd status --json`, as far as the daemon knows it."""
     decider, report = daemon.decider, daemon.decider.standing.report
