@@ -193,6 +193,7 @@ def _judged(scene: _Scene, report: Report) -> Answer:
     return _let_go(scene, report, report.verdict, note)
 
 
+_WORDED, _NAMED = 3, 40  # causes of a refusal that the log tells in words, and by name
 _WAY_OUT = "`lockd diff` shows what differs, `lockd restore` puts it back"
 
 
@@ -359,12 +360,14 @@ def _unknown_lines(report: Report) -> list[str]:
 
 
 def _reason(report: Report) -> str:
-    """For the log: the causes in one line."""
+    """For the log: the causes in one line, the first in words, all by name."""
     listed = _worst(report)
     names = {one.fact for one in listed}
-    causes = [one.message for one in listed if one.because not in names]
-    more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
-    return "refused: " + "; ".join(causes[:3]) + more
+    causes = [one for one in listed if one.because not in names]
+    rest = [one.fact for one in causes[_WORDED:_NAMED]]
+    more = len(causes) - _WORDED - len(rest)
+    tail = "".join(f"; {fact}" for fact in rest) + (f" and {more} more" if more > 0 else "")
+    return "refused: " + "; ".join(one.message for one in causes[:_WORDED]) + tail
 
 
 def _told(error: LockdError) -> list[str]:

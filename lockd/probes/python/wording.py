@@ -71,11 +71,10 @@ def _changed(name: str, difference: Difference, before: Fact | None, after: Fact
     if "version" in moves:
         old, new = moves["version"]
         details = [*_details(moves, leave=_implied(moves)), *_count(difference.files)]
-        return f"{name} {_value(old)} → {_value(new)}{_aside(iter(details))}"
+        return "; ".join([f"{name} {_value(old)} → {_value(new)}{_aside(iter(details))}", *_edited(after)])
     if "tag" in moves:
         details = [*_details(moves, bare=frozenset({"tag"})), *_shared(moves), *_count(difference.files)]
-        edited = _content(difference, before, after) if after and after.told.get("modified") else ()
-        return "; ".join([f"{_titled(name, after)}: another build{_aside(iter(details))}", *edited])
+        return "; ".join([f"{_titled(name, after)}: another build{_aside(iter(details))}", *_edited(after)])
     details = [*_details(moves), *_shared(moves)]
     content = _content(difference, before, after)
     return f"{_titled(name, after)}: " + "; ".join([*details, *content] or ["its record changed, its contents did not"])
@@ -138,6 +137,13 @@ def _content(difference: Difference, before: Fact | None, after: Fact | None) ->
         yield f"{after.told['links']}: `uv cache clean {after.subject.rpartition('/')[2]}` before a reinstall"
     if before and not modified and before.told.get("modified"):
         yield "now as its wheel says"
+
+
+def _edited(after: Fact | None) -> Iterator[str]:
+    """Of another build: the files that are not as its own record has them."""
+    count, names = (after.told.get(name) if after else None for name in ("modified", "modified_files"))
+    if isinstance(count, int) and count:
+        yield _files_line(names if isinstance(names, tuple) else (), count, True, None)
 
 
 def _files_line(names: tuple[str, ...], total: int, modified: bool, files: FileChanges | None) -> str:
