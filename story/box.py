@@ -22,8 +22,8 @@ from tests.wheels import UV
 
 ROOT = Path(__file__).parents[1]
 PYTHON = "/root/venv/bin/python"
-_NEEDS = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection", "packaging")
-_NEEDS += ("structlog", "watchdog")
+_NEEDS = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection")
+_NEEDS_TOO = ("packaging", "structlog", "watchdog")
 _LOCKD = "#!/opt/lockd/bin/python -I\nimport sys\nfrom lockd.__main__ import main\nsys.exit(main())\n"
 _METRIC = r"ktok_s=throughput ([\d.]+) Ktok/s"
 
@@ -35,7 +35,7 @@ class Box:
     container: Container
     show: Callable[[str, CompletedProcess[str]], None]
 
-    def run(self, *command: str, **env: str) -> str:
+    def run(self, *command: str, **env: Any) -> str:
         return self.container.run(*command, **env).stdout
 
     def hand(self, code: str, **env: str) -> None:
@@ -52,7 +52,7 @@ class Box:
 
     def lockd(self, *words: str, cached: bool = True) -> CompletedProcess[str]:
         """lockd as the owner calls it, in a shell with the launch's variable (or without)."""
-        env = {"TORCHINDUCTOR_CACHE_DIR": scripts.CACHE} if cached else {}
+        env: dict[str, Any] = {"TORCHINDUCTOR_CACHE_DIR": scripts.CACHE} if cached else {}
         done = self.container.run("/opt/lockd/bin/lockd", *words, check=False, **env)
         self.show(" ".join(words), done)
         return done
@@ -88,7 +88,7 @@ def furnish(container: Container, show: Callable[[str, CompletedProcess[str]], N
 def _bring_lockd(container: Container, scratch: Path) -> None:
     container.run("python3", "-m", "venv", "--without-pip", "/opt/lockd")
     site = next((container.path / "opt/lockd/lib").glob("python3*/site-packages")).relative_to(container.path)
-    for name in _NEEDS:
+    for name in (*_NEEDS, *_NEEDS_TOO):
         spec = find_spec(name)
         assert spec and spec.origin
         source = Path(spec.origin)

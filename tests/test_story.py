@@ -1,4 +1,4 @@
-"""The story that lockd ends, acted out in a real container: each act told with who and refused, the answer, the way back."""
+"""The story that lockd ends, acted out in a real container: twelve acts, the question, the way back."""
 
 from __future__ import annotations
 
