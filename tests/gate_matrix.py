@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -127,8 +128,18 @@ def daemon_is(scene: Gated, state: str) -> Iterator[Callable[[], None]]:
     else:
         with _real(scene) as process:
             if state != "up":
-                process.send_signal(signal.SIGSTOP)
+                _stop(scene, process)
             yield (lambda: None) if state != "killed in the middle" else lambda: _kill_soon(process)
+
+
+def _stop(scene: Gated, process: subprocess.Popen[bytes]) -> None:
+    """SIGSTOP, but not in the middle of a write: whoever is stopped there keeps the store, and `on_fault` decides."""
+    (path,) = scene.state.glob("*/store.sqlite")
+    store = sqlite3.connect(path, timeout=60, isolation_level=None)
+    store.execute("BEGIN IMMEDIATE")
+    process.send_signal(signal.SIGSTOP)
+    store.execute("ROLLBACK")
+    store.close()
 
 
 def _kill_soon(process: subprocess.Popen[bytes]) -> None:
