@@ -353,3 +353,26 @@ def test_what_byte_code_hides_is_told_and_what_it_runs_is_an_attribute(tmp_path:
 )
 def test_start_up_files_are_those_at_the_top_of_a_site_folder(relative: str, is_one: bool) -> None:
     assert is_startup_file(relative) is is_one
+
+
+def test_each_name_of_the_interpreter_must_lead_to_it(tmp_path: Path) -> None:
+    """A first line or a launch command may name bin/python3 while bin/python still is what it was."""
+    prefix = make_venv(tmp_path / "venv")
+    for name in ("python", "python3"):
+        (prefix / "bin" / name).unlink()
+        (prefix / "bin" / name).symlink_to(os.path.realpath(sys.executable))
+    good = looked(prefix)
+    assert "names" not in good.attributes
+    (prefix / "bin/python").unlink()
+    assert changed(good, looked(prefix)) == "python train: bin/python is missing"
+    (prefix / "bin/python").symlink_to("python3")
+    assert looked(prefix).attributes == good.attributes
+    (prefix / "bin/python3").unlink()
+    (prefix / "bin/python").unlink()
+    (prefix / "bin/python").symlink_to(os.path.realpath(sys.executable))
+    (prefix / "bin/python3").write_text("#!/bin/sh\n")
+    (prefix / "bin/python3").chmod(0o755)
+    other = looked(prefix)
+    assert changed(good, other) == "python train: bin/python3 is another program"
+    (prefix / "bin/python3").write_text("#!/bin/dash\n")
+    assert changed(other, looked(prefix)) == "python train: bin/python3 is another program changed"

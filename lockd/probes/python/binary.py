@@ -50,6 +50,29 @@ def binary_of(interpreter: Interpreter, look: Look) -> Binary | Trouble:
     return Binary(_as_packaged(path, str(digests[path]), interpreter, look.disk), named, version)
 
 
+def odd_names(interpreter: Interpreter, disk: Disk) -> tuple[str, ...] | Trouble:
+    """The other names of an environment's interpreter, as far as they lead nowhere or to another program.
+
+    A script's first line and a launch command may name any of them. Not all tools make `python3.X`, so that may lack.
+    """
+    if interpreter.kind == "system" or interpreter.broken:
+        return ()
+    real, odd = os.path.realpath(interpreter.executable), []
+    for name in dict.fromkeys(("python", "python3", f"python{interpreter.minor}")):
+        path = os.path.join(interpreter.bin, name)
+        target = os.path.realpath(path)
+        if not os.path.exists(path):
+            if name in ("python", "python3") or os.path.islink(path):
+                odd.append(f"bin/{name} is missing")
+        elif target != real:
+            digest = disk.digests([target])[target] if os.path.isfile(target) else ""
+            if isinstance(digest, Trouble):
+                return digest
+            if digest != disk.digests([real])[real]:
+                odd.append(f"bin/{name} is another program" + (f" sha256:{digest}" if digest else ""))
+    return tuple(odd)
+
+
 def _inside(path: str, entry: Entry, interpreter: Interpreter, look: Look) -> Binary:
     """Version and name of the needed libpython, from the bytes of one file."""
 

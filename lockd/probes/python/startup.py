@@ -18,7 +18,7 @@ from lockd.facts import Attributes, Fact, Unknown, Value, shown
 from lockd.globs import matches
 from lockd.look import Look
 from lockd.probes.python import hook
-from lockd.probes.python.binary import Binary, binary_of
+from lockd.probes.python.binary import Binary, binary_of, odd_names
 from lockd.probes.python.bytecode import NOTHING_STALE, Stale
 from lockd.probes.python.doubles import doubles
 from lockd.probes.python.interpreter import Interpreter, home
@@ -33,6 +33,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "implementation": "cpython or pypy",
     "binary": "sha256 of the resolved interpreter binary (of a conda package's, before its prefix is written in)",
     "libpython": "sha256 of the shared libpython that the binary needs",
+    "names": "of python, python3 and python3.X in bin, those that are missing or are another program",
     "system_site": "include-system-site-packages is on",
     "user_site": "the user's site-packages would be taken",
     "pth": ".pth and .start files: those that run code by hash, those that add a path with it",
@@ -84,12 +85,14 @@ def python_fact(
     files = _all_start_files(interpreter, look.disk, excluded, sound)
     modules = _customize(interpreter, look.disk, excluded, sound)
     binary = binary_of(interpreter, look)
-    for trouble in (gate, files, modules, binary):
+    names = odd_names(interpreter, look.disk)
+    for trouble in (gate, files, modules, binary, names):
         if isinstance(trouble, Trouble):
             return Unknown("python", rule.name, f"{shown(trouble.path)}: {trouble.reason}")
     assert isinstance(gate, _Gate) and not isinstance(files, Trouble)
-    assert not isinstance(modules, Trouble) and not isinstance(binary, Trouble)
+    assert not isinstance(modules, Trouble) and not isinstance(binary, Trouble) and not isinstance(names, Trouble)
     attributes = _attributes(interpreter, files, modules, binary)
+    attributes |= {"names": names}
     attributes |= {"extra": tuple(sorted(set(extra_packages))), "stale": stale.foreign}
     told = _told(interpreter, files, owned, look.disk)
     told |= {"gate": gate.trouble}

@@ -31,6 +31,7 @@ def word(difference: Difference) -> str:
 _PLAIN = {"missing": "is gone", "added": "is new", "unreadable": "could not be read"}
 _SAID_FIRST = (
     "state",
+    "names",
     "version",
     "implementation",
     "system_site",
@@ -70,6 +71,7 @@ def _lines(value: Value | None) -> tuple[str, ...]:
 
 
 _GROUPS = {
+    "names": ("{}", "no longer {}"),
     "pth": ("{} at start-up", "no longer {}"),
     "customize": ("runs {}", "no longer runs {}"),
     "stale": ("byte-code of {}", "no longer byte-code of {}"),
