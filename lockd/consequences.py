@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _TORCH = ("torch_key", ("torch",))
 _TRITON = ("triton_key", TRITON)
-# kind of cache → the keys that every entry of it is filed under: (what it is called, the packages that have it)
+# kind of cache → the keys that its entries are filed under: (what it is called, the packages that have it)
 KEYS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "inductor": (_TORCH, _TRITON),
     "vllm": (_TORCH, _TRITON),
@@ -62,8 +62,10 @@ def orphaned(
     """
     for rule in policy.cache:
         name = f"cache:{shown(rule.path)}"
-        entries = _entries(locked.get(name), found.get(name))
-        for key, packages in KEYS.get(rule.kind, ()) if entries and rule.python else ():
+        for key, packages in KEYS.get(rule.kind, ()) if rule.python else ():
+            entries = _entries(key, locked.get(name), found.get(name))
+            if not entries:
+                continue
             before, now = _filled(rule, key, packages, locked), _key(rule, key, packages, found)
             if before and now and before != now:
                 cause = _cause(rule, packages, moved)
@@ -125,14 +127,10 @@ def _cause(rule: CacheRule, packages: tuple[str, ...], moved: frozenset[str] | s
     return next((name for name in names if name in moved), None)
 
 
-def _entries(locked: Fact | Unknown | None, found: Fact | Unknown | None) -> int:
-    """How many entries that the lock knows are still there."""
-    if not isinstance(locked, Fact) or not isinstance(found, Fact):
-        return 0
-    if locked.tokens is not None and found.tokens is not None:
-        return len(locked.tokens & found.tokens)
-    number = found.attributes.get("entries", 0)
-    return number if isinstance(number, int) else 0
+def _entries(key: str, locked: Fact | Unknown | None, found: Fact | Unknown | None) -> int:
+    """How many entries that are filed under a key were accepted and are still there."""
+    numbers = [one.told.get(f"filed_{key}", 0) if isinstance(one, Fact) else 0 for one in (locked, found)]
+    return min(number if isinstance(number, int) else 0 for number in numbers)
 
 
 def _words(one: Finding, lost: list[Orphaned]) -> str:

@@ -165,7 +165,7 @@ def test_a_compiled_cache_is_no_longer_found_after_another_torch(tmp_path: Path)
     """numba/numba#4807, vllm-project/vllm#41871: what was compiled under another build is stale; here the entries of an
     inductor cache, which carry torch's own key over its sources."""
     scene = Scene(tmp_path)
-    folder = scene.file("cache/ab/cab.py", "# generated\n").parents[1]
+    folder = scene.file("cache/ab/cab.best_config", "{}").parents[1]
     rule = f'[[cache]]\npath = "{folder}"\nkind = "inductor"\npython = "train"\n'
     env = train(scene, torch("2.11.0+cu128", "12.8"), more=rule)
     accepted(scene)

@@ -47,13 +47,15 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "place": "told: the file system, or what clears the folder",
         "torch_key": "told, in a lock: torch's key when it was accepted, under which it was filled",
         "triton_key": "told, in a lock: sha256 of triton's key at that time",
+        "filed_torch_key": "told: entries that are filed under torch's key, which another key hides",
+        "filed_triton_key": "told: entries that are filed under triton's key",
         "environment": "told, in a lock: the environment id at that time",
         "driver": "told, in a lock: the GPU driver at that time",
         "gpu": "told, in a lock: the GPUs at that time",
     }
 }
 
-_BUILD = 2  # rises when what is derived from equal trees changes, so that no older memo answers
+_BUILD = 3  # rises when what is derived from equal trees changes, so that no older memo answers
 _Entries = Mapping[str, "Entry"]
 
 
@@ -173,6 +175,7 @@ def _seen(rule: CacheRule, tree: Tree, look: Look) -> Seen:
         return Seen((common.could_not_read("cache", subject, [contents]),))
     tokens = frozenset(token(path, content) for path, content in contents.items())
     attributes: dict[str, Value] = {"entries": len(contents), "digest": set_digest(tokens)}
+    told.update(kinds.filed(rule.kind, entries))
     told.update(_condition(rule, tree.root, entries, ignored, look.policy.owner))
     fact = Fact("cache", subject, attributes, told, tokens if rule.change == "grow" else None)
     return Seen((fact,), lambda: {fact.name: contents})
