@@ -149,8 +149,9 @@ def _missing_above(folders: Folders, path: str) -> Iterator[str]:
 
 
 def _do(store: Store, folders: Folders, plan: Plan, acts: list[Act], say: Callable[[int, int], None] | None) -> None:
-    """Take away, deepest first; then folders, from the top; then files; then the folders' times."""
+    """Take away, start-up code first, else deepest first; then folders, from the top; then files; then their times."""
     gone = sorted((act for act in acts if act.row.kind == NOTHING), key=lambda act: act.row.path, reverse=True)
+    gone.sort(key=lambda act: _order(act)[0])
     made = sorted((act for act in acts if act.row.kind == FOLDER), key=lambda act: act.row.path)
     put_there = sorted((act for act in acts if act.row.kind in (FILE, LINK, FIFO)), key=_order)
     for act in gone:

@@ -298,7 +298,9 @@ def _run(*row: Any) -> Run:
 def _unknown(word: str, store: Store) -> LookError:
     newest = next(iter(listed(store, 1)), None)
     hint = f"lockd runs lists them; the last is {newest.name}" if newest else "lockd run -- CMD records one"
-    return LookError(f"{word}: no such run is recorded", where=store.path, hint=hint)
+    told = {"running": "no run runs now", "good": "no run is noted as good (lockd note RUN good=true)"}
+    what = told.get(word.removeprefix("run:"), "no such run is recorded")
+    return LookError(f"{word}: {what}", where=store.path, hint=hint)
 
 
 def _change(store: Store, number: int, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

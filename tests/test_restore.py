@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from lockd import journal
 from lockd.state import State
 from tests.restoring import CACHE, Near, changes_of, contents, killed, pinned_file, tree
-from tests.scene import Scene
+from tests.scene import LOCKD, Scene
 
 
 def cache_scene(root: Path, rule: str = "", kind: str = "inductor") -> tuple[Scene, Path]:
@@ -217,6 +218,12 @@ def test_what_has_no_source_says_the_wanted_value(tmp_path: Path) -> None:
     scene.file("data/b.bin")
     answer = scene.lockd("restore")
     assert "tree:" in answer.out and "files 1" in answer.out and "env:NCCL_DEBUG" in answer.out and "INFO" in answer.out
+    (whole,) = {
+        f"sha256:{word}"
+        for one in scene.lockd("restore", "--json").document["no_source"]
+        for word in re.findall(r"sha256:([0-9a-f]{64})", one["wanted"])
+    }
+    assert whole not in answer.out and f"{whole[:19]}…" in answer.out
 
 
 def test_an_older_generation(tmp_path: Path) -> None:
@@ -241,8 +248,9 @@ def test_the_log_tells_of_it_between_drift_and_heal(tmp_path: Path) -> None:
     scene.accept()
     path.write_text("x = 2\n")
     restored(scene)
-    kinds = [one["kind"] for one in scene.lockd("log", "--json", "--reverse").document]
-    assert kinds == ["accept", "drift", "restore", "heal"]
+    told = scene.lockd("log", "--json", "--reverse").document
+    assert [one["kind"] for one in told] == ["accept", "drift", "restore", "heal"]
+    assert told[2]["by"]["user"] and told[3]["by"] == told[2]["by"]  # who restored is who healed
 
 
 def test_json_of_a_deed_holds_the_verdict(tmp_path: Path) -> None:
@@ -382,6 +390,24 @@ def test_a_launch_that_runs_is_not_pulled_from_under(tmp_path: Path) -> None:
         finally:
             job.stdin.close()
     path.write_text("x = 2\n")
+    restored(scene)
+
+
+def test_a_recorded_run_is_a_launch_whatever_it_started(tmp_path: Path) -> None:
+    """`lockd run -- CMD` of no script that the policy names: /proc alone would not tell it from a shell."""
+    scene, path = pinned_file(tmp_path, "keep = true")
+    scene.accept()
+    words = {"PATH": os.environ["PATH"], "LOCKD_STATE": str(scene.state), "LOCKD_POLICY": str(scene.policy)}
+    command = [*LOCKD, "run", "--", "sh", "-c", "echo started; read line"]
+    with subprocess.Popen(command, env=words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        assert job.stdin is not None and job.stdout is not None and job.stdout.readline() == b"started\n"
+        path.write_text("x = 2\n")
+        try:
+            answer = scene.lockd("restore", "--apply")
+            assert answer.code == 1 and f"run:1, pid {job.pid}: sh -c" in answer.err, answer.err
+            assert path.read_text() == "x = 2\n"
+        finally:
+            job.stdin.close()
     restored(scene)
 
 

@@ -43,10 +43,19 @@ def test_names_of_runs(store: Store) -> None:
     assert {word: runs.resolve(store, word).number for word in names} == names
 
 
-@pytest.mark.parametrize("word", ["9", "run:0", "good", "running", "run:9999999999999999999999"])
-def test_a_run_that_is_not_there(store: Store, word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("9", "no such run"),
+        ("run:0", "no such run"),
+        ("good", "no run is noted as good"),
+        ("run:running", "no run runs now"),
+        ("run:9999999999999999999999", "no such run"),
+    ],
+)
+def test_a_run_that_is_not_there(store: Store, word: str, said: str) -> None:
     runs.finish(store, runs.begin(store, begun()), 0)
-    with pytest.raises(LookError):
+    with pytest.raises(LookError, match=said):
         runs.resolve(store, word)
 
 

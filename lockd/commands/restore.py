@@ -6,12 +6,18 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lockd.check import Report
     from lockd.lock import Lock
     from lockd.restore import Plan
     from lockd.rules import Policy
+    from lockd.runs import Run
     from lockd.state import State
     from lockd.store import Store
+
+_NAMED = 3  # launches that a refusal names
+_LONGEST = 100  # characters of a command line in it
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -46,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if where is None and deed:
         raise LookError("there is no place for the state of this user", hint="set HOME, XDG_STATE_HOME or LOCKD_STATE")
     if deed and not args.force:
-        _check_quiet(loaded)
+        _check_quiet(loaded, where)
     if where is not None and deed:
         return _deed(args, loaded, where)
     store = None if where is None else where.store()
@@ -59,16 +65,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_quiet(policy: Policy) -> None:
+def _check_quiet(policy: Policy, state: State | None) -> None:
     """Files of a job that runs are not exchanged under it."""
     from lockd.errors import RefusedError
     from lockd.launched import launches
 
-    running = launches(policy)
+    running = [f"pid {pid}: {command}" for pid, command in launches(policy)] or list(_recorded(state))
     if running:
-        some = "; ".join(f"pid {pid}: {command}" for pid, command in running[:3])
-        hint = "wait for its end, or stop it; --force restores beneath it"
-        raise RefusedError(f"a launch of this policy runs ({some})", where=policy.path, hint=hint)
+        more = f"; and {len(running) - _NAMED} more" if len(running) > _NAMED else ""
+        what = f"a launch of this policy runs ({'; '.join(running[:_NAMED])}{more})"
+        raise RefusedError(what, where=policy.path, hint="wait for its end, or stop it; --force restores beneath it")
+
+
+def _recorded(state: State | None) -> Iterator[str]:
+    """Runs that live by their records, whatever /proc calls them: CMD need not be a script of the policy."""
+    from lockd import runs
+
+    store = None if state is None else state.store()
+    if store is not None:
+        with store:
+            yield from [_spoken(run) for run in runs.running_or_lost(store) if runs.living(run)]
+
+
+def _spoken(run: Run) -> str:
+    pids = ", ".join(str(process["pid"]) for process in run.body.get("processes", ()))
+    return f"{run.name}, pid {pids}: {run.command[:_LONGEST]}"
 
 
 def _plan(args: argparse.Namespace, policy: Policy, state: State | None, store: Store | None, stage: str) -> Plan:
@@ -134,13 +155,16 @@ def _verify(args: argparse.Namespace, policy: Policy, state: State, plan: Plan) 
     """The verdict afterwards, recorded as any look."""
     import sys
 
-    from lockd import check, cli, lock
+    from lockd import check, cli, lock, origin
+    from lockd.plain import replace
     from lockd.report import json, restored, text
     from lockd.session import this_launch
     from lockd.verdict import EXIT
 
     known = lock.read(policy.lock_path, policy=policy.name, trust_unmapped=args.trust_unmapped)
     report = check.check(policy, state=state, lock=known, launch=this_launch())
+    who = origin.current().data()
+    report = replace(report, healed={step.fact: who for step in plan.steps if not plan.undo})  # seen: it was us
     _record(state, report)
     if args.json:
         cli.emit(json.dumps({**restored.document(plan, applied=True), "verify": json.verify(report, report.verdict)}))

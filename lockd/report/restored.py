@@ -1,11 +1,13 @@
 """A restore in words and as JSON: what is put back from where, what has no source, what is left alone.
 
-Always holds: every path stands in the JSON; in text the first of each fact do, and how many more there are.
+Always holds: every path and digest stands whole in the JSON; in text the first paths of each fact do, and how many
+more there are, and the head of a digest.
 Never: reads the machine, or shows contents.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from lockd.restore import Plan, Said, Step
 
 PATHS = 20  # of one fact, in text
+_DIGEST = re.compile(r"\b((?:sha256|env1):[0-9a-f]{12})[0-9a-f]+")
 
 
 def text(plan: Plan, *, applied: bool) -> str:
@@ -84,7 +87,8 @@ def _about(act: Act) -> str:
 
 def _others(listed: Iterable[Said]) -> Iterator[str]:
     for one in listed:
-        yield f"  {'left alone' if one.left else 'no source'}: {one.fact}: {one.message}"
+        message = _DIGEST.sub(r"\1…", one.message)
+        yield f"  {'left alone' if one.left else 'no source'}: {one.fact}: {message}"
         yield f"    → {one.todo}"
 
 
