@@ -7,6 +7,7 @@ Never: leaves a half-written file under the real name, or follows a link that so
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -93,16 +94,24 @@ def _dress(descriptor: int, path: str, mode: int, owner: tuple[int, int] | None)
         old = os.lstat(path)
     except FileNotFoundError:
         if owner is not None and os.geteuid() == 0:
-            os.fchown(descriptor, *owner)
+            _give(descriptor, *owner)
         os.fchmod(descriptor, mode)
         return
     made = os.fstat(descriptor)
     if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
-        try:
-            os.fchown(descriptor, old.st_uid, old.st_gid)
-        except PermissionError:
-            pass  # a plain user replaces a file of another group of theirs: the name is what matters
+        _give(descriptor, old.st_uid, old.st_gid)
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def _give(descriptor: int, uid: int, gid: int) -> None:
+    """Where it can't be given it stays ours: the name is what matters."""
+    try:
+        os.fchown(descriptor, uid, gid)
+    except PermissionError:  # a plain user replaces a file of another group of theirs
+        pass
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # that owner is outside this user namespace
+            raise
 
 
 def _unlink(path: str) -> None:

@@ -64,7 +64,16 @@ def open_session(args: Any) -> Session:
     cache = None if state is None else state.cache_dir
     loaded = policy.load_cached(path, cache, trust_unmapped=trust_unmapped)
     known = lock.read_cached(loaded.lock_path, cache, policy=loaded.name, trust_unmapped=trust_unmapped)
-    return Session(loaded, state, known, notes)
+    return Session(loaded, state, known, (*notes, *outside(args, path, loaded.lock_path)))
+
+
+def outside(args: Any, *paths: str) -> tuple[str, ...]:
+    """What `--trust-unmapped` let pass, to be said whenever it does."""
+    if not getattr(args, "trust_unmapped", False):
+        return ()
+    from lockd import trust
+
+    return trust.outside(*paths)
 
 
 def this_launch() -> Launch:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import grp
+import json
 import os
 import pwd
 import shutil
 import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lockd import trust
 from lockd.errors import LockdError, LockError, PolicyError
+from tests.scene import Scene
 
 ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not ROOT, reason="gives files to other users")
@@ -212,12 +214,19 @@ def outside() -> Iterator[Path]:
 
 def in_namespace(mapping: str, path: Path, trust_unmapped: bool) -> str:
     """The answer of `check` as the root of a user namespace with that uid map, in a process of its own."""
+    return done_in_namespace(
+        mapping, lambda: f"note: {trust.check(str(path), 'policy', trust_unmapped=trust_unmapped)}"
+    )
+
+
+def done_in_namespace(mapping: str, work: Callable[[], str]) -> str:
+    """What `work` gives as the root of a user namespace with that uid map."""
     ready, mapped = os.pipe(), os.pipe()
     answer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            text = _inside(ready[1], mapped[0], path, trust_unmapped)
+            text = _inside(ready[1], mapped[0], work)
         except BaseException as error:
             text = f"failed: {error!r}"
         os.write(answer[1], text.encode())
@@ -238,14 +247,14 @@ def in_namespace(mapping: str, path: Path, trust_unmapped: bool) -> str:
     return text
 
 
-def _inside(ready: int, mapped: int, path: Path, trust_unmapped: bool) -> str:
+def _inside(ready: int, mapped: int, work: Callable[[], str]) -> str:
     made = ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER) == 0
     os.write(ready, b"y" if made else b"n")
     os.read(mapped, 1)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     try:
-        return f"note: {trust.check(str(path), 'policy', trust_unmapped=trust_unmapped)}"
+        return work()
     except LockdError as error:
         return f"refused: {error} {error.hint}"
 
@@ -262,6 +271,26 @@ def test_in_a_user_namespace_what_is_owned_outside_needs_a_word(outside: Path) -
     assert told.startswith("note") and "owned outside this container" in told
     path.chmod(0o666)
     assert "writable by everybody" in in_namespace("0 100000 65536", path, trust_unmapped=True)
+
+
+@as_root
+def test_what_is_trusted_unmapped_is_said_at_each_verify_accept_and_run(outside: Path) -> None:
+    scene = Scene(outside)
+    model = scene.file("job/model.py")
+    scene.write_policy(f'[[file]]\npath = "{model}"\n')
+    os.chown(scene.policy, 4242, 4242)
+
+    def work() -> str:
+        accepted, verified = scene.accept("--trust-unmapped"), scene.verify("--trust-unmapped")
+        ran = scene.lockd("run", "--trust-unmapped", "--", "true")
+        return json.dumps([[one.code, one.out + one.err] for one in (accepted, verified, ran, scene.verify())])
+
+    text = done_in_namespace("0 0 1", work)
+    assert text.startswith("["), text
+    answers = json.loads(text)
+    assert [code for code, _ in answers] == [0, 0, 0, 2], text
+    for _, said in answers:
+        assert f"{scene.policy}" in said and "owned outside this container" in said
 
 
 @as_root

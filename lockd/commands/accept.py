@@ -97,7 +97,7 @@ def _open(args: argparse.Namespace) -> Scene:
     """The policy, the state and the lock; a broken lock may be replaced by a whole accept."""
     from lockd import accept_record, lock, policy, state
     from lockd.errors import LookError, RefusedError
-    from lockd.session import find_policy
+    from lockd.session import find_policy, outside
 
     path = find_policy(args)
     loaded = policy.load(path, trust_unmapped=args.trust_unmapped)
@@ -108,7 +108,7 @@ def _open(args: argparse.Namespace) -> Scene:
     if where is None and not args.dry_run:
         raise LookError("there is no place for the state of this user", hint="set HOME, XDG_STATE_HOME or LOCKD_STATE")
     data = lock.read_bytes(loaded.lock_path, trust_unmapped=args.trust_unmapped)
-    notes: tuple[str, ...] = ()
+    notes = outside(args, path, loaded.lock_path)
     before = None
     try:
         before = (
@@ -117,7 +117,7 @@ def _open(args: argparse.Namespace) -> Scene:
     except lock.BrokenLock as error:
         if args.only:
             raise
-        notes = (f"the lock there {error.what}; it will be replaced",)
+        notes += (f"the lock there {error.what}; it will be replaced",)
     launch = _launch(args.env_of)
     return Scene(loaded, where, before, accept_record.fingerprint(data), launch, notes)
 

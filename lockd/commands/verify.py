@@ -35,7 +35,7 @@ def _of_daemon(args: argparse.Namespace) -> int | None:
 
     from lockd import cli, client
     from lockd.report.text import wants_colour
-    from lockd.session import find_policy, this_launch
+    from lockd.session import find_policy, outside, this_launch
 
     path = find_policy(args)
     if not client.there(path):
@@ -47,6 +47,8 @@ def _of_daemon(args: argparse.Namespace) -> int | None:
     answer = client.ask(path, request)
     if answer is None:
         return None
+    for note in outside(args, path, path.removesuffix(".toml") + ".lock"):
+        cli.warn(note)
     if args.json and not answer["locked"]:
         cli.warn(_NO_LOCK)
     cli.emit(answer["text"])

@@ -160,6 +160,10 @@ def _enter(scene: _Scene) -> Answer:
     cache = None if scene.state is None else scene.state.cache_dir
     loaded = policy.load_cached(scene.asked.policy, cache, trust_unmapped=scene.asked.trust_unmapped)
     known = replace(scene, on_unknown=loaded.on_unknown, on_fault=loaded.launch.on_fault)
+    if scene.asked.trust_unmapped:
+        from lockd import trust
+
+        known = replace(known, notes=(*scene.notes, *trust.outside(loaded.path, loaded.lock_path)))
     _keep_last_good(known)
     return _guarded(known, lambda: _decide(known, loaded))
 
