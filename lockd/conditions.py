@@ -1,4 +1,5 @@
-"""What else was so when a launch began: load, memory, room in scratch folders, cache entries, other users of the GPUs.
+"""What else was so when a launch began: load, memory, room in scratch folders, cache entries, how the GPUs were, and
+who else used them.
 
 Always holds: conditions are told with a run and are never drift; what could not be read is left out.
 Never: runs a tool, or looks at anything that could hang (no NFS, no driver call).
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 SCRATCH = ("/tmp", "/dev/shm")  # noqa: S108  asked for their free room alone
 _USERS = 32  # processes on the GPUs that are named
 _DEVICES = "/dev/nvidia"
+_OF_GPU = ("temperature", "clock", "throttle", "pcie_now")  # what the probe tells of this moment
 
 
 def now(sight: Sight | None = None, own: int | None = None) -> dict[str, Any]:
@@ -25,6 +27,7 @@ def now(sight: Sight | None = None, own: int | None = None) -> dict[str, Any]:
         "memory_available": _memory(),
         "free": {path: free for path in SCRATCH if (free := _free(path)) is not None},
         "cache_entries": {} if sight is None else _entries(sight),
+        "gpus": {} if sight is None else _gpus(sight),
         "gpu_users": list(gpu_users(own)),
     }
     return {name: value for name, value in told.items() if value not in (None, {}, [])}
@@ -104,3 +107,12 @@ def _entries(sight: Sight) -> dict[str, int]:
         if fact.kind == "cache" and isinstance(number, int):
             counted[fact.subject] = number
     return counted
+
+
+def _gpus(sight: Sight) -> dict[str, dict[str, Any]]:
+    """Clock, reasons for a lower one, temperature, a narrower link of each GPU, as the look's own probe was told."""
+    told = {}
+    for fact in sight.facts.known():
+        if fact.kind == "gpu" and fact.subject.isdecimal():
+            told[fact.subject] = {name: fact.told[name] for name in _OF_GPU if name in fact.told}
+    return {index: found for index, found in told.items() if found}

@@ -367,7 +367,7 @@ def _seen(report: Report) -> dict[str, Any]:
 
 
 def _finding(one: Any) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in ("fact", "change", "severity", "message")}
+    return {name: told for name in ("fact", "change", "severity", "message", "because") if (told := getattr(one, name))}
 
 
 def _masked(fact: Any) -> Any:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from lockd import conditions
 from lockd.compare import compare
 from lockd.facts import Fact, Facts, Unknown, environment_id
-from lockd.look import Look, Memo
+from lockd.look import Look, Memo, Sight
 from lockd.probes import gpu
 from lockd.probes.gpu import cards, driver, smi
 from lockd.rules import SYSTEM_KEYS, Policy, SystemRule
@@ -276,6 +277,8 @@ def test_what_a_gpu_does_now_is_told_and_never_drift(machine: Machine, monkeypat
     assert told(held(gpus="locked"), before) == []
     fact = known(found, "gpu:0")
     assert (fact.told["temperature"], fact.told["throttle"], fact.told["pcie_now"]) == (88, "0x40", "x8")
+    told_at_start = conditions.now(Sight(found, {}, dict))["gpus"]
+    assert told_at_start["0"] == {"temperature": 88, "clock": "990 MHz", "throttle": "0x40", "pcie_now": "x8"}
 
 
 def test_a_wanted_setting_is_a_pin_on_every_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

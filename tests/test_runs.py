@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,25 @@ def test_the_table_and_its_bars(store: Store) -> None:
     assert first.split()[:3] == ["run", "start", "took"]
     assert third.startswith("run:3") and "+" in third and second.startswith("run:2") and "≤" in second
     assert re.search(r"ktok_s\s+█[▇█]▃  12.8 … 4.3", sparkline)
+
+
+def test_the_table_tells_what_differed_at_each_start(store: Store) -> None:
+    number = runs.begin(store, begun())
+    found = [
+        {"fact": "package:train/torch", "message": "…"},
+        {"fact": "package:train/nvidia-nccl-cu13", "message": "…", "because": "package:train/torch"},
+        {"fact": "file:/root/model.py", "message": "…"},
+        {"fact": "launch:python", "message": "…"},
+    ]
+    good, bad = (replace(store_run(store, number), body=body) for body in ({}, {"findings": found}))
+    assert (report.found_at(good), report.found_at(bad)) == ("-", "torch, model.py +1")
+    assert "torch, model.py +1" in report.table([bad], "2099-01-01T00:00:00Z")
+
+
+def store_run(store: Store, number: int) -> runs.Run:
+    run = runs.get(store, number)
+    assert run is not None
+    return run
 
 
 def test_an_empty_table() -> None:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: argparse._SubParsersAction[Any]) -> None:
-    parser = subparsers.add_parser("runs", help="runs with verdict, duration, exit, noted numbers and conditions")
+    parser = subparsers.add_parser(
+        "runs", help="runs with verdict, duration, exit, findings and noted numbers; --json tells their conditions"
+    )
     parser.add_argument("-n", dest="max", type=int, metavar="N", help="the last N")
     parser.add_argument("--compare", action="store_true", help="numbers by environment, and what differs between them")
     parser.set_defaults(run=run)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from lockd.state import State
     from lockd.store import Store
 
+_AT_THE_END = ("free", "cache_entries", "gpus")  # conditions that a run may have changed
+
 
 def finish(answer: Answer, code: int, metrics: Mapping[str, str], *, look: bool) -> None:
     """Write the end of the run that was let go, with a look at the state where `look` asks for one."""
@@ -76,4 +78,4 @@ def _conditions(report: Report | None) -> dict[str, Any]:
     from lockd import conditions
 
     found = conditions.now(None if report is None else report.sight)
-    return {"conditions_end": {name: found[name] for name in ("free", "cache_entries") if name in found}}
+    return {"conditions_end": {name: found[name] for name in _AT_THE_END if name in found}}

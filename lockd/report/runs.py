@@ -19,6 +19,8 @@ from lockd.verdict import word
 _BARS = "▁▂▃▄▅▆▇█"
 _COMMAND = 60  # characters of a command line in the table
 _ID = len("env1:") + 8
+_FACTS = 2  # findings that a row names
+_LONG = ("package", "file", "tree", "cache", "git", "env")  # whose last part tells a reader which
 _SPARK = 40  # runs in one sparkline
 
 
@@ -26,7 +28,7 @@ def table(listed: Sequence[Run], now: str) -> str:
     """The runs, newest first, and beneath them a line for each noted number."""
     if not listed:
         return "no run is recorded; lockd run -- CMD records one"
-    heads = ("run", "start", "took", "verdict", "exit", "gen", "environment", "user", "notes", "command")
+    heads = ("run", "start", "took", "verdict", "exit", "gen", "findings", "environment", "user", "notes", "command")
     tops = {name: max(map(abs, numbers)) for name, numbers in numbers_of(listed).items()}
     rows = [heads, *(_row(run, tops, now) for run in listed)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(heads))]
@@ -72,8 +74,21 @@ def _row(run: Run, tops: Mapping[str, float], now: str) -> tuple[str, ...]:
     code = "-" if run.exit is None else str(run.exit)
     generation = "-" if run.generation is None else str(run.generation)
     environment = run.environment[:_ID] or "-"
-    cells = (run.name, run.start, _took(run, now), verdict, code, generation, environment, _user(run), notes, command)
-    return tuple(map(safe, cells))
+    head = (run.name, run.start, _took(run, now), verdict, code, generation, found_at(run))
+    return tuple(map(safe, (*head, environment, _user(run), notes, command)))
+
+
+def found_at(run: Run) -> str:
+    """What differed as a run began, most telling first: `torch, model.py +3`."""
+    listed = {str(one["fact"]): one for one in run.body.get("findings", ())}
+    facts = [fact for fact, one in listed.items() if one.get("because") not in listed]
+    more = f" +{len(facts) - _FACTS}" if len(facts) > _FACTS else ""
+    return ", ".join(map(_short, facts[:_FACTS])) + more if facts else "-"
+
+
+def _short(fact: str) -> str:
+    kind, _, subject = fact.partition(":")
+    return subject.rpartition("/")[2] or subject if kind in _LONG else fact
 
 
 def _user(run: Run) -> str:
