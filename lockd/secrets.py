@@ -30,9 +30,13 @@ _TOKENS = (
     r"|xox[abpr]-[\w-]{10,}|AKIA[A-Z0-9]{16}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
 )
 _BEARER = r"(?i)\b(authorization\s*[:=]\s*(?:\w+\s+)?|bearer\s+|basic\s+)[^\s'\"]{6,}"
-_ASSIGNED = r"(?<![\w.\-])(-{0,2})([A-Za-z][\w.\-]*)(=)('[^']*'|\"[^\"]*\"|[^\s'\",;&]+)"
+_VALUE = r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\",;&{}\[]+)"
+_ASSIGNED = rf"(?<![\w.\-])(-{{0,2}})([A-Za-z][\w.\-]*)(=|\s+=\s+){_VALUE}"
+_ENTRY = rf"(?<![\w.\-])()([A-Za-z][\w.\-]*)(['\"]\]?\s*[:=]\s*|:\s+){_VALUE}"  # of JSON, YAML, a Python dictionary
+_WHOLE = r"(?s)([-+]{0,2})([A-Za-z][\w.\-/]*)=.+"
 _OPTION = r"(?<!\S)(-{1,2})([A-Za-z][\w\-]*)(\s+)('[^']*'|\"[^\"]*\"|[^\s\-][^\s]*)"
 
+_CODE = ("-c", "-lc", "-ic", "-e", "--eval", "--wrap")  # behind these stands a script, not a value
 
 # -- which are secret
 
@@ -48,20 +52,28 @@ def mask(text: str) -> str:
     """A line with its secrets hidden: `--token=…`, `HF_TOKEN=…`, credentials in URLs, tokens by their known shapes."""
     text = re.sub(_BEARER, lambda match: match[1] + MASK, text)
     text = re.sub(_USERINFO, MASK, re.sub(_TOKENS, MASK, text))
-    text = re.sub(_ASSIGNED, _masked, text)
-    return re.sub(_OPTION, _masked, text)
+    for pattern in (_ASSIGNED, _ENTRY, _OPTION):
+        text = re.sub(pattern, _masked, text)
+    return text
 
 
 def mask_argv(argv: Iterable[str]) -> tuple[str, ...]:
     """A command line with its secrets hidden; the value of `--token VALUE` is an argument of its own."""
     masked: list[str] = []
-    hide = False
+    hide, before = False, ""
     for argument in argv:
-        masked.append(
-            MASK if hide else mask(argument) if len(argument) <= _LONGEST else f"{mask(argument[:_LONGEST])}…"
-        )
+        masked.append(MASK if hide else _mask_argument(argument, is_code=before in _CODE))
+        before = argument
         hide = not hide and argument.startswith("-") and "=" not in argument and token_like(argument.lstrip("-"))
     return tuple(masked)
+
+
+def _mask_argument(argument: str, *, is_code: bool) -> str:
+    """One argument: `--token=…` is secret to its end, whatever blanks and quotes the value holds; a script is not."""
+    whole = None if is_code else re.fullmatch(_WHOLE, argument)
+    if whole is not None and token_like(whole[2]):
+        return f"{whole[1]}{whole[2]}={MASK}"
+    return mask(argument) if len(argument) <= _LONGEST else f"{mask(argument[:_LONGEST])}…"
 
 
 def _masked(match: re.Match[str]) -> str:
