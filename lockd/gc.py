@@ -2,7 +2,8 @@
 
 Always holds: rows first, in one transaction, then files; a file whose row is gone is freed by the next run. Accepted
 generations, observed states and the log stay. With a number of generations to keep, what older ones kept goes, and what
-older restores replaced; the lock's own generation and the last restore always stay whole.
+older restores replaced; the lock's own generation, those of runs that still go or are noted as good, and the last
+restore always stay whole.
 Never: frees what those need to be put back or taken back, or runs beside an accept or a restore.
 """
 
@@ -65,8 +66,20 @@ def collect(state: State, *, dry_run: bool, keep: int | None = None, lock: str =
 def _old_generations(store: Store, keep: int | None, lock: str) -> list[int]:
     if keep is None:
         return []
-    rows = store.rows("SELECT id, digest FROM generations WHERE pending = 0 ORDER BY id DESC")
-    return [number for number, digest in rows[max(keep, 1) :] if digest != lock]
+    rows = store.rows("SELECT id, number, digest FROM generations WHERE pending = 0 ORDER BY id DESC")
+    wanted = _wanted_by_runs(store)
+    return [row for row, number, digest in rows[max(keep, 1) :] if digest != lock and number not in wanted]
+
+
+def _wanted_by_runs(store: Store) -> set[int]:
+    """The generations that good runs started under, which are to be gone back to, and those of runs that still go."""
+    from lockd import runs
+
+    return {
+        run.generation
+        for run in runs.listed(store)
+        if run.generation is not None and (run.notes.get("good") is True or (run.end is None and runs.living(run)))
+    }
 
 
 def _needed(state: State, store: Store, old: list[int], *, last_only: bool) -> set[str]:

@@ -190,6 +190,29 @@ def test_gc_frees_what_only_older_generations_keep(tmp_path: Path) -> None:
     assert scene.lockd("gc", "--keep", "0").code == 2
 
 
+def test_gc_keeps_the_generation_of_a_good_run(tmp_path: Path) -> None:
+    """`restore --generation` and `accept --from` of a run that is noted as good need what was kept then."""
+    scene, path = pinned_file(tmp_path, "keep = true")
+    for number in range(4):
+        path.write_text(f"x = {number}\n")
+        assert scene.accept().code == 0
+        if number == 1:
+            assert lockd_process(scene, "run", "--wait", "--", "true") == 0
+            assert scene.lockd("note", "last", "good=true").code == 0
+    assert scene.lockd("gc", "--keep", "1").code == 0
+    with opened(scene) as kept:
+        told = [keep.text_of(kept, number, f"file:{path}") for number in (1, 2, 3, 4)]
+    assert told == [None, "x = 1\n", None, "x = 3\n"]
+    answer = scene.lockd("accept", "--from", "good", "-m", "the good run", "--yes")
+    assert answer.code == 0, answer.err
+    assert scene.lockd("restore", "--apply").code == 0 and path.read_text() == "x = 1\n"
+
+
+def lockd_process(scene: Scene, *args: str) -> int:
+    """A lockd that becomes, or starts, another program cannot run inside of the test."""
+    return Scene(scene.root).lockd(*args).code
+
+
 def test_gc_keeps_the_generation_of_an_older_lock(tmp_path: Path) -> None:
     """A checkout of an older lock makes that one the known-good again."""
     scene, path = pinned_file(tmp_path, "keep = true")
