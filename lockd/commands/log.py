@@ -46,6 +46,8 @@ def _query(args: argparse.Namespace) -> Query:
     from lockd.history import KINDS, Query, parse_time
 
     now = datetime.now(timezone.utc)
+    if args.max is not None and args.max < 0:
+        raise UsageError(f"{args.max} entries can't be shown", where="--max", hint="lockd log --max 20")
     unknown = [kind for kind in args.kind if kind not in KINDS]
     if unknown:
         raise UsageError(f"there is no kind {unknown[0]!r}", where="--kind", hint=f"one of {', '.join(KINDS)}")
@@ -98,7 +100,8 @@ def _list(args: argparse.Namespace, store: Store, query: Query) -> int:
     from lockd.report import json
 
     facts = tuple(names.resolve_all(history.known_facts(store), args.fact)) if args.fact else ()
-    events = islice(history.timeline(store, replace(query, facts=facts), oldest_first=args.reverse), args.max)
+    most = None if args.max is None else min(args.max, sys.maxsize)
+    events = islice(history.timeline(store, replace(query, facts=facts), oldest_first=args.reverse), most)
     if args.json:
         cli.emit(json.dumps([_row(entry) for entry in events]))
     elif sys.stdout.isatty():
@@ -140,10 +143,12 @@ def _line(entry: Logged) -> str:
 
 
 def _who(by: dict[str, Any]) -> str:
+    if by.get("confidence") == "not observed":
+        return f"not observed: {by.get('reason', 'no reason told')}"
     words = [str(by[name]) for name in ("user", "sudo_user") if by.get(name)]
     command = by.get("cmdline")
     if isinstance(command, list) and command:
         words.append(" ".join(map(str, command))[:80])
     if by.get("origin"):
         words.append(str(by["origin"]))
-    return ", ".join(words) or "not observed"
+    return ", ".join(words) or "not told"
