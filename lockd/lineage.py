@@ -62,11 +62,13 @@ def boot() -> str | None:
 
 def alive(known: Mapping[str, Any]) -> bool | None:
     """Does that very process still run? None: nobody can tell (no /proc, or its start was never known)."""
-    if known.get("start") is None or (row(1) is None and boot() is None):
+    if row(1) is None and boot() is None:
         return None
-    if known.get("boot") != boot():
+    if known.get("boot", boot()) != boot():
         return False
     found = row(int(known["pid"]))
+    if known.get("start") is None:  # whoever has that pid now may be that process; where nobody has it, it is gone
+        return None if found is not None else False
     return found is not None and found.start == known["start"] and found.state not in _DEAD
 
 

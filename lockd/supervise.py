@@ -103,10 +103,12 @@ def supervise(
     `code`, or 126.
     """
     forwarded = {getattr(signal, name) for name in FORWARDED}
+    reaped = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, nobody would be told how the command ended
     before = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
     streams = Streams(metrics) if metrics else None
     pid = os.fork()
     if pid == 0:
+        signal.signal(signal.SIGCHLD, reaped)
         _child(start, streams, before)
     child = _Child(pid, forwarded, streams)
     try:
@@ -117,6 +119,7 @@ def supervise(
         if streams is not None:
             streams.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGCHLD, reaped)
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
