@@ -39,7 +39,7 @@ HEADER = (
 )
 SPELLED = {"launch": "launch_id", "host": "machine"}  # header words that would be kinds of fact, as the file has them
 TABLES = ("told", "entries")  # tables that are no kind of fact
-MEND = "`git checkout` it, or accept anew"
+MEND = "put the accepted one back: `git checkout` it, or a copy of it"
 
 _COMMENT = (
     "# The known-good state, written by `lockd accept`. Review it, commit it; a line edited by hand makes it invalid.\n"
