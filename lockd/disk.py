@@ -34,7 +34,7 @@ from lockd.statcache import (
     unpacked,
     write_packed,
 )
-from lockd.walk import Excluded, folders_of, refresh, row_of
+from lockd.walk import Excluded, folders_of, newcomers, refresh, row_of
 
 __all__ = ["Disk", "Entry", "Progress", "Tree", "Trouble"]
 
@@ -152,6 +152,11 @@ class Disk:
             self._held.clear()
             self._loose = None
 
+    @property
+    def restates(self) -> bool:
+        """Does this look re-state everything, and not only what hints name?"""
+        return self._hints is None
+
     def tree(self, root: str, exclude: tuple[str, ...] = (), *, follow_root: bool = False) -> Tree:
         """Everything under `root`.
 
@@ -180,6 +185,7 @@ class Disk:
         before = held.record.contents()
         hinted = self._hints is not None and held.record.root_row
         only = folders_of(held.record, held.place, self._hints or ()) if hinted else None
+        held.record.unsure |= newcomers(held.record, held.place, self._hints or ()) if hinted else set()
         refresh(held.record, held.place, status, excluded, only)
         held.finder = Finder(held.record)
         self._read_again(held)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from lockd.hashing import GRAIN, reason
@@ -260,7 +261,7 @@ def _went(record: Record, path: str) -> None:
 def folders_of(record: Record, root: str, paths: Iterable[str]) -> set[str]:
     """The known folders, relative to the root, in which changes of the given absolute paths show.
 
-    The path's own, and the nearest one above it that is known: what is new is found from there.
+    The path's own, and the nearest one above it that is known: what is new is found from there (`newcomers`).
     """
     below = root + "/"
     found = set()
@@ -275,3 +276,23 @@ def folders_of(record: Record, root: str, paths: Iterable[str]) -> set[str]:
             if relative in record.folders:
                 break
     return found & record.folders.keys()
+
+
+def newcomers(record: Record, root: str, paths: Iterable[str]) -> set[str]:
+    """The known folders, relative to the root, below which a path names something that they were not listed with.
+
+    Rows of known names tell nothing of it, and the folder's own row stands with its parent: they are to be listed.
+    """
+    below, wanted = root + "/", defaultdict[str, set[str]](set)
+    for path in paths:
+        folder = path[len(below) :] if path.startswith(below) else ""
+        while folder:
+            folder, _, name = folder.rpartition("/")
+            if folder in record.folders:
+                wanted[folder].add(name)
+                break
+    return {folder for folder, new in wanted.items() if new - _names(record, folder)}
+
+
+def _names(record: Record, folder: str) -> set[str]:
+    return {name for page in record.folders[folder] for name in page.listed()}

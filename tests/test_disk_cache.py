@@ -600,3 +600,19 @@ def test_a_folder_that_became_a_file_leaves_nothing_behind(place: Place) -> None
     tree, digests = look(place)
     assert seen(tree) == naive(place.root) and digests == truth(place)
     assert (len(tree.entries), tree.troubles) == (3, ())
+
+
+def test_hints_find_what_came_and_went_in_a_folder_that_is_known(place: Place) -> None:
+    """Its own row stands with its parent, where no hint points."""
+    settle()
+    disk = place.disk()
+    disk.tree(str(place.root))
+    disk.new_look([])
+    assert seen(disk.tree(str(place.root))) == naive(place.root)
+    (place.root / "sub" / "deeper" / "new").touch()
+    disk.new_look([place.path("sub/deeper/new")])
+    assert seen(disk.tree(str(place.root))) == naive(place.root)
+    settle()
+    (place.root / "sub" / "deeper" / "new").unlink()
+    disk.new_look([place.path("sub/deeper/new")])
+    assert seen(disk.tree(str(place.root))) == naive(place.root)
