@@ -76,8 +76,17 @@ class Finder:
 class Entries(Mapping[str, Entry]):
     """Relative path → Entry, sorted by path."""
 
-    def __init__(self, record: Record, finder: Finder) -> None:
-        self._record, self._finder = record, finder
+    def __init__(self, record: Record, finder: Finder, tops: frozenset[str] | None = None) -> None:
+        self._record, self._finder, self._tops = record, finder, tops
+
+    def within(self, tops: frozenset[str]) -> Entries:
+        """The same tree, of which only these names right under the root, and what is below them, come up by
+        themselves; all of it still is found when asked for."""
+        return Entries(self._record, self._finder, tops)
+
+    def record(self) -> Record:
+        """The packed pages behind, to be read only."""
+        return self._record
 
     def __getitem__(self, path: str) -> Entry:
         found = self._finder.find(path)
@@ -86,10 +95,10 @@ class Entries(Mapping[str, Entry]):
         return entry_of(next(unpacked(found[0].row(found[1]))))
 
     def __len__(self) -> int:
-        return self._record.files()
+        return self._record.files() if self._tops is None else sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[str]:
-        return (path for path, _ in _ordered(self._record))
+        return (path for path, _ in _ordered(self._record, self._tops))
 
     def items(self) -> ItemsView[str, Entry]:
         """Pairs, without a search for each."""
@@ -97,7 +106,7 @@ class Entries(Mapping[str, Entry]):
 
     def pairs(self) -> Iterator[tuple[str, Entry]]:
         """(path, entry), sorted by path."""
-        return ((path, entry_of(row)) for path, row in _ordered(self._record))
+        return ((path, entry_of(row)) for path, row in _ordered(self._record, self._tops))
 
 
 class _Items(ItemsView[str, Entry]):
@@ -109,12 +118,12 @@ class _Items(ItemsView[str, Entry]):
         return self._entries.pairs()
 
 
-def _ordered(record: Record) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _ordered(record: Record, tops: frozenset[str] | None) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every path with its row.
 
     A folder's contents come where `folder/` sorts, which may be after other names (`a`, `a-b`, `a/b`).
     """
-    waiting = [_steps(record, "")]
+    waiting = [_steps(record, "", tops)]
     while waiting:
         step = next(waiting[-1], None)
         if step is None:
@@ -125,12 +134,13 @@ def _ordered(record: Record) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield step[0], step[1]
 
 
-def _steps(record: Record, folder: str) -> Iterator[_Step]:
+def _steps(record: Record, folder: str, only: frozenset[str] | None = None) -> Iterator[_Step]:
     """The names of a folder as (path, row), and at its place (path, None) for each folder below, to be entered."""
     pages = record.folders.get(folder, [])
-    below = [f"{name}/" for name, row in _named(pages) if row[0] & 0o170000 == 0o040000]
+    pairs = [pair for pair in _named(pages) if pair[0] in only] if only is not None else None
+    below = [f"{name}/" for name, row in (_named(pages) if pairs is None else pairs) if row[0] & 0o170000 == 0o040000]
     entered: list[tuple[str, tuple[int, ...] | None]] = [(name, None) for name in sorted(below)]
-    named: Iterator[_Step] = iter(_named(pages))
+    named: Iterator[_Step] = iter(_named(pages) if pairs is None else pairs)
     for name, row in merge(named, entered, key=lambda step: step[0]) if entered else named:
         yield joined(folder, name[:-1] if row is None else name), row
 

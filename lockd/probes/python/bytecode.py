@@ -77,19 +77,39 @@ def derived(path_in_site: str, names: Container[str]) -> bool:
     return any((f"{folder}/{stem}.py" if folder else f"{stem}.py") in names for stem in stems)
 
 
-def stale(interpreter: Interpreter, tree: Tree, look: Look, pristine: Callable[[str], bool | None]) -> Stale:
-    """The byte-code of one site folder that runs other code than its source.
+class Found(NamedTuple):
+    """What one site folder (or a part of it) holds. graded: who is worth comparing, and how gravely. notes: by path."""
+
+    graded: list[tuple[int, Suspect]]
+    notes: list[tuple[str, str]]
+
+
+def found(interpreter: Interpreter, tree: Tree, pristine: Callable[[str], bool | None], *, every: bool) -> Found:
+    """The byte-code that would run, and which of it to compare (every: all of it).
 
     pristine: for a source's path in the tree: are its bytes those that its package shipped? None: not known.
     """
     running = list(_running(interpreter, tree, pristine))
-    suspects = [found for found in running if isinstance(found, Suspect)]
-    chosen, rest = (suspects, 0) if look.disk.full else _suspicious(tree, suspects)
-    notes = [f"{shown(trouble.path)}: {trouble.reason}" for trouble in running if isinstance(trouble, Trouble)]
-    notes += list(_lone(tree))
+    suspects = [one for one in running if isinstance(one, Suspect)]
+    grades = ((0 if every else _grade(tree, suspect), suspect) for suspect in suspects)
+    troubles = [one for one in running if isinstance(one, Trouble)]
+    notes = [(os.path.relpath(one.path, tree.root), f"{shown(one.path)}: {one.reason}") for one in troubles]
+    return Found([(grade, suspect) for grade, suspect in grades if grade is not None], [*notes, *_lone(tree)])
+
+
+def stale(interpreter: Interpreter, tree: Tree, look: Look, pristine: Callable[[str], bool | None]) -> Stale:
+    """Both in one: the byte-code of a whole site folder that runs other code than its source."""
+    return judged(interpreter, tree, look, found(interpreter, tree, pristine, every=look.disk.full))
+
+
+def judged(interpreter: Interpreter, tree: Tree, look: Look, known: Found) -> Stale:
+    """The byte-code of one site folder that runs other code than its source; on a usual look the gravest few."""
+    graded = sorted(known.graded)
+    few = len(graded) if look.disk.full else _FEW
+    chosen, rest = [suspect for _, suspect in graded[:few]], len(graded[few:])
+    notes = [line for _, line in known.notes]
     notes += [f"{rest} .pyc not compared with their sources (lockd verify --full does)"] if rest else []
-    verdicts = _compared(interpreter, tree, look, chosen)
-    return _sorted_out(chosen, verdicts, notes)
+    return _sorted_out(chosen, _compared(interpreter, tree, look, chosen), notes)
 
 
 def merged(several: Iterable[Stale]) -> Stale:
@@ -175,12 +195,6 @@ def _source_entry(tree: Tree, source: str) -> Entry | None:
 
 
 # -- which of it is suspected ----------------------------------------------------------------------------------------
-
-
-def _suspicious(tree: Tree, running: list[Suspect]) -> tuple[list[Suspect], int]:
-    """Those worth comparing on a usual look, the gravest first, and how many of them were left out."""
-    graded = sorted((grade, suspect) for suspect in running if (grade := _grade(tree, suspect)) is not None)
-    return [suspect for _, suspect in graded[:_FEW]], len(graded[_FEW:])
 
 
 def _grade(tree: Tree, suspect: Suspect) -> int | None:
@@ -299,7 +313,7 @@ def _folded(lines: list[str]) -> tuple[str, ...]:
     return (*lines[: _LISTED - 1], f"and {len(lines) - _LISTED + 1} more, all together {set_digest(lines)}")
 
 
-def _lone(tree: Tree) -> Iterator[str]:
+def _lone(tree: Tree) -> Iterator[tuple[str, str]]:
     """Top folders that hold nothing but byte-code: they import as an empty package, so that nothing seems missing."""
     whole: set[str] = set()
     lone: set[str] = set()
@@ -309,4 +323,4 @@ def _lone(tree: Tree) -> Iterator[str]:
             (lone if "/__pycache__/" in name else whole).add(top)
     for top in sorted(lone - whole):
         if top.isidentifier():
-            yield f"{shown(top)}: only byte-code is left, and it imports as an empty package"
+            yield top, f"{shown(top)}: only byte-code is left, and it imports as an empty package"

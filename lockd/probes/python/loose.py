@@ -20,13 +20,21 @@ from lockd.rules import PythonRule
 EXAMPLES = 5
 
 
-def fact(
-    rule: PythonRule, ground: Ground, stock: list[Package], owners: Mapping[str, str], troubles: list[Trouble]
-) -> tuple[Fact | Unknown, dict[str, str]]:
-    """The fact and its manifest. `troubles`: what else could not be read of who owns what."""
+def words(
+    rule: PythonRule, ground: Ground, stock: list[Package], owners: Mapping[str, str]
+) -> Mapping[str, Content | Trouble]:
+    """What is at each path (absolute) that nobody owns."""
     by_site = ownership.unowned(ground, stock, owners)
     paths = [f"{site}/{path}" for site, listed in by_site.items() for path in listed]
-    read = _read(rule, ground, paths)
+    if rule.integrity == "metadata":
+        return {path: Content("present") for path in paths}
+    return contents.loose(ground, paths)
+
+
+def fact(
+    rule: PythonRule, ground: Ground, read: Mapping[str, Content | Trouble], troubles: list[Trouble]
+) -> tuple[Fact | Unknown, dict[str, str]]:
+    """The fact and its manifest. `troubles`: what else could not be read of who owns what."""
     every = [*troubles, *ground.troubles(), *(one for one in read.values() if isinstance(one, Trouble))]
     if every:
         first = min(every)
@@ -38,12 +46,6 @@ def fact(
     attributes: Attributes = {"files": len(manifest), "digest": set_digest(tokens)} if manifest else {"files": 0}
     examples = tuple(shown(path) for path in sorted(manifest)[:EXAMPLES])
     return Fact("unowned", rule.name, attributes, {"examples": examples} if examples else {}), manifest
-
-
-def _read(rule: PythonRule, ground: Ground, paths: list[str]) -> Mapping[str, Content | Trouble]:
-    if rule.integrity == "metadata":
-        return {path: Content("present") for path in paths}
-    return contents.loose(ground, paths)
 
 
 def _relative(ground: Ground, path: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lockd.disk import Trouble
-from lockd.facts import Attributes, Fact
+from lockd.facts import Attributes, Fact, Unknown
 from lockd.globs import matches
 from lockd.look import Look
 from lockd.probes import Manifest, Seen
@@ -31,6 +31,21 @@ from lockd.probes.python import (
 from lockd.probes.python.ground import LINK, Ground
 from lockd.probes.python.interpreter import Interpreter
 from lockd.rules import PythonRule
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found in an environment, or in a part of it, before it is put together.
+
+    loose: what nobody owns, by absolute path; starting: start-up files and who owns them; bytecode: by site folder;
+    pristine: is a source (absolute) as its package shipped it?
+    """
+
+    packages: list[tuple[Fact | Unknown, dict[str, str]]]
+    loose: Mapping[str, contents.Content | Trouble]
+    starting: Mapping[str, str]
+    bytecode: Mapping[str, bytecode.Found]
+    pristine: Callable[[str], bool | None]
 
 
 @dataclass
@@ -62,16 +77,39 @@ class Survey:
         return Seen((Fact("outside", self.rule.name, {}, told),))
 
     def seen(self) -> Seen:
-        """1. contents, 2. a fact a package, 3. what nobody owns, 4. notes for the start-up fact."""
-        stock, troubles = self._inventory
+        """All of it, put together."""
+        return put_together(self.rule, self.look, self.interpreter, self.ground, [self.findings()], self.troubles())
+
+    def troubles(self) -> list[Trouble]:
+        """What could not be read of who owns what, beside the trees' own troubles."""
+        return self._inventory[1]
+
+    def stock(self) -> list[packages.Package]:
+        """The packages."""
+        return self._inventory[0]
+
+    def findings(self) -> Findings:
+        """1. contents, 2. a fact a package, 3. what nobody owns, 4. byte-code, 5. who owns start-up files."""
+        stock = self.stock()
         read = contents.read(self.ground, stock) if self.rule.integrity == "full" else None
         around = self._surroundings(stock, read)
         described = [describe.package_fact(package, around) for package in stock]
         owners = ownership.owners(stock)
-        described.append(loose.fact(self.rule, self.ground, stock, owners, troubles))
-        manifests: dict[str, Manifest] = {fact.name: manifest for fact, manifest in described}
-        notes = self._notes(owners, self._pristine(stock, owners, around))
-        return Seen((*(fact for fact, _ in described), notes), lambda: manifests)
+        loose_words = loose.words(self.rule, self.ground, stock, owners)
+        pristine = _pristine(stock, around)
+        starting = {path for site in self.ground.sites for path in owners if _starts(site, path)}
+        return Findings(
+            described,
+            loose_words,
+            {path: owners[path] for path in starting},
+            {site: self.bytecode_of(site, pristine) for site in self.ground.sites},
+            pristine,
+        )
+
+    def bytecode_of(self, site: str, pristine: Callable[[str], bool | None]) -> bytecode.Found:
+        """The byte-code of one site folder; pristine is asked with absolute paths."""
+        tree, every = self.ground.trees[site], self.look.disk.full
+        return bytecode.found(self.interpreter, tree, lambda path: pristine(f"{site}/{path}"), every=every)
 
     def _surroundings(
         self, stock: list[packages.Package], read: Mapping[str, contents.Content | Trouble] | None
@@ -92,39 +130,55 @@ class Survey:
 
         return excluded
 
-    def _pristine(
-        self, stock: list[packages.Package], owners: Mapping[str, str], around: describe.Surroundings
-    ) -> Callable[[str], bool | None]:
-        """Is a listed file as its package shipped it? None: nobody lists it, or not with a digest."""
-        by_name = {package.name: package for package in stock}
 
-        def pristine(path: str) -> bool | None:
-            package = by_name.get(owners.get(path, ""))
-            content = around.contents.get(path) if around.contents is not None else None
-            if package is None or not isinstance(content, contents.Content):
-                return None
-            recorded = package.listed.get(posixpath.relpath(path, package.base))
-            return content.digest == recorded if recorded and ":" not in recorded else None
+def _pristine(stock: list[packages.Package], around: describe.Surroundings) -> Callable[[str], bool | None]:
+    """Is a listed source as its package shipped it? None: nobody lists it, or not with a digest."""
+    recorded: dict[str, str] = {}
+    for package in stock:
+        for path, digest in package.listed.items():
+            recorded.setdefault(package.absolute(path), digest)
 
-        return pristine
+    def pristine(path: str) -> bool | None:
+        stated = recorded.get(path)
+        content = around.contents.get(path) if around.contents is not None else None
+        if not isinstance(content, contents.Content) or not stated or ":" in stated:
+            return None
+        return content.digest == stated
 
-    def _stale(self, site: str, pristine: Callable[[str], bool | None]) -> bytecode.Stale:
-        tree = self.ground.trees[site]
-        return bytecode.stale(self.interpreter, tree, self.look, lambda path: pristine(f"{site}/{path}"))
+    return pristine
 
-    def _notes(self, owners: Mapping[str, str], pristine: Callable[[str], bool | None]) -> Fact:
-        """What the start-up fact needs to know of packages, carried by the memo with them."""
-        ground = self.ground
-        stale = bytecode.merged(self._stale(site, pristine) for site in ground.sites)
-        starting = {path for site in ground.sites for path in owners if _starts(site, path)}
-        owned = [f"{path}\0{owners[path]}" for path in starting]
-        told: Attributes = {
-            "owned": tuple(sorted(owned)),
-            "foreign": stale.foreign,
-            "hidden": stale.hidden,
-            "bytecode": stale.notes,
-        }
-        return Fact("notes", self.rule.name, {}, told)
+
+def put_together(
+    rule: PythonRule,
+    look: Look,
+    interpreter: Interpreter,
+    ground: Ground,
+    parts: list[Findings],
+    troubles: list[Trouble],
+) -> Seen:
+    """The facts of an environment out of what was found in its parts, however it was parted."""
+    described = [pair for part in parts for pair in part.packages]
+    described.sort(key=lambda pair: pair[0].subject)
+    read = {path: word for part in parts for path, word in part.loose.items()}
+    described.append(loose.fact(rule, ground, dict(sorted(read.items())), troubles))
+    manifests: dict[str, Manifest] = {fact.name: manifest for fact, manifest in described}
+    stale = bytecode.merged(_judged(look, interpreter, ground, site, parts) for site in ground.sites)
+    owned = [f"{path}\0{name}" for part in parts for path, name in part.starting.items()]
+    told: Attributes = {
+        "owned": tuple(sorted(owned)),
+        "foreign": stale.foreign,
+        "hidden": stale.hidden,
+        "bytecode": stale.notes,
+    }
+    notes = Fact("notes", rule.name, {}, told)
+    return Seen((*(fact for fact, _ in described), notes), lambda: manifests)
+
+
+def _judged(look: Look, interpreter: Interpreter, ground: Ground, site: str, parts: list[Findings]) -> bytecode.Stale:
+    known = [part.bytecode[site] for part in parts if site in part.bytecode]
+    graded = [pair for one in known for pair in one.graded]
+    notes = [pair for one in known for pair in one.notes]
+    return bytecode.judged(interpreter, ground.trees[site], look, bytecode.Found(graded, notes))
 
 
 def _starts(site: str, path: str) -> bool:
