@@ -24,6 +24,7 @@ from lockd.verdict import Verdict, judge, severity_of
 
 if TYPE_CHECKING:
     from lockd.disk import Disk
+    from lockd.lastlook import LastLooks
     from lockd.lock import Lock
     from lockd.overrides import Override
     from lockd.rules import Policy
@@ -75,16 +76,22 @@ def check(
     full: bool = False,
     commands: bool = True,
     progress: Progress | None = None,
+    may_age: bool = False,
 ) -> Report:
     """Look at what the policy names and hold it against the lock and the pins.
 
-    Writes nothing but lockd's own caches.
+    may_age: take the last look at large trees whose rules allow it; what differs in such a one is looked at again, so
+    that nobody is refused for what has been mended since. Writes nothing but lockd's own caches.
     """
     started = time.monotonic()
-    sight = see(policy, state=state, launch=launch, full=full, commands=commands, progress=progress)
-    return judged_sight(
-        policy, sight, state=state, lock=lock, launch=launch, full=full, commands=commands, started=started
-    )
+    how: dict[str, Any] = {"launch": launch, "full": full, "commands": commands}
+    sight = see(policy, state=state, progress=progress, may_age=lambda fact: may_age, **how)
+    report = judged_sight(policy, sight, state=state, lock=lock, started=started, **how)
+    old = {one.name for one in report.differences} & set(sight.aged)
+    if not old:
+        return report
+    sight = see(policy, state=state, progress=progress, may_age=lambda fact: may_age and fact not in old, **how)
+    return judged_sight(policy, sight, state=state, lock=lock, started=started, **how)
 
 
 def judged_sight(
@@ -159,10 +166,12 @@ def see(
     disk: Disk | None = None,
     memo: Memo | None = None,
     only: frozenset[str] | None = None,
+    may_age: Callable[[str], bool] = lambda fact: False,
 ) -> Sight:
     """One look with lockd's caches, saved afterwards; commands run only where this state has accepted the policy.
 
-    disk, memo: those of whoever looks again and again, who saves them. only: the sections to look at.
+    disk, memo: those of whoever looks again and again, who saves them. only: the sections to look at. may_age: may that
+    fact be one of the last look?
     """
     from lockd.disk import Disk
 
@@ -178,6 +187,8 @@ def see(
         secret_key=_secret_key(policy, state),
         only=only,
         hooks=_hooks(policy, state),
+        last=_last_looks(policy, state),
+        may_age=may_age,
     )
     sight = look_at(look)
     if folder is not None:
@@ -235,6 +246,14 @@ def _hooks(policy: Policy, state: State | None) -> Mapping[str, str]:
     from lockd.probes.python import hook
 
     return hook.recorded(state.folder)
+
+
+def _last_looks(policy: Policy, state: State | None) -> LastLooks | None:
+    if state is None or all(rule.max_age is None for rule in policy.tree):
+        return None
+    from lockd.lastlook import LastLooks
+
+    return LastLooks(os.path.join(state.cache_dir, "last"))
 
 
 def _memo(folder: str | None) -> Memo:

@@ -15,6 +15,7 @@ from lockd.plain import dataclass, field
 
 if TYPE_CHECKING:
     from lockd.disk import Disk
+    from lockd.lastlook import LastLooks
     from lockd.probes import Manifest, Seen
     from lockd.rules import Policy
 
@@ -39,6 +40,15 @@ class Memo:
         """What `compute` gave when `key` had this `stamp`, else compute it now and keep it."""
         return compute()
 
+    remembers = False  # does it hold what it is given to `keep`?
+
+    def kept(self, key: tuple[Any, ...]) -> Any:
+        """The last value that was given to `keep` under this key, whatever became of the stamps since; None: none."""
+        return None
+
+    def keep(self, key: tuple[Any, ...], value: Any) -> None:
+        """Keep plain values (those that marshal takes), from which the next derivation starts."""
+
 
 @dataclass
 class Look:
@@ -47,6 +57,8 @@ class Look:
     launch None: left out, and said so (the daemon). commands: whether `[[command]]` may run. secret_key: what keyed
     digests of secret variables are made with (`secrets.key`); None: there is no state to keep it in. only: the sections
     that this look is about, None for all. hooks: environment → digest of the site hook that lockd put into it.
+    last: where last looks at large trees are kept. may_age: may this fact be that of the last look, where its rule has
+    a `max_age`? aged: the facts that are.
     """
 
     policy: Policy
@@ -57,6 +69,9 @@ class Look:
     secret_key: bytes | None = None
     hooks: Mapping[str, str] = field(default_factory=dict)
     only: frozenset[str] | None = None
+    last: LastLooks | None = None
+    may_age: Callable[[str], bool] = lambda fact: False
+    aged: list[str] = field(default_factory=list)
     not_looked: list[str] = field(default_factory=list)
 
 
@@ -64,7 +79,8 @@ class Look:
 class Sight:
     """What a look gave. claimed: fact name → (section, rule). manifests: on demand, fact name → manifest.
 
-    failures: the tracebacks of probes that broke, for whoever debugs them; the facts say it as Unknown.
+    failures: the tracebacks of probes that broke, for whoever debugs them; the facts say it as Unknown. aged: the facts
+    that are those of an earlier look.
     """
 
     facts: Facts
@@ -72,6 +88,7 @@ class Sight:
     manifests: Callable[[], Mapping[str, Manifest]]
     not_looked: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
+    aged: tuple[str, ...] = ()
 
 
 def look_at(look: Look) -> Sight:
@@ -90,7 +107,8 @@ def look_at(look: Look) -> Sight:
             if fact.name not in facts or _is_literal(rule, fact.subject):
                 facts[fact.name], claimed[fact.name] = fact, (section, rule)
                 behind[fact.name] = seen.manifests
-    return Sight(Facts(facts.values()), claimed, lambda: Manifests(behind), tuple(look.not_looked), tuple(failures))
+    manifests, told = Manifests(behind), (tuple(look.not_looked), tuple(failures), tuple(look.aged))
+    return Sight(Facts(facts.values()), claimed, lambda: manifests, *told)
 
 
 def rule_fact(section: str, rule: Any) -> tuple[str, str]:

@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "trust",
         "torchkeys",
     ),
-    ("look", "memo", "probes", "processes", "conditions", "supervise"),
+    ("look", "memo", "lastlook", "probes", "processes", "conditions", "supervise"),
     (
         "toml_lines",
         "policy",

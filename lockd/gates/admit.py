@@ -178,7 +178,15 @@ def _decide(scene: _Scene, loaded: Policy) -> Answer:
     if asked.look is not None:
         report = asked.look(loaded, good, asked.launch)
     else:
-        report = check(loaded, state=state, lock=good, launch=asked.launch, commands=False, progress=asked.progress)
+        report = check(
+            loaded,
+            state=state,
+            lock=good,
+            launch=asked.launch,
+            commands=False,
+            progress=asked.progress,
+            may_age=True,
+        )
     _keep_history(scene, report)
     return _judged(scene, report)
 
@@ -194,7 +202,7 @@ def _judged(scene: _Scene, report: Report) -> Answer:
     if report.verdict == "unknown":
         return _blind(scene, report, _unknown_lines(report))
     note = () if report.verdict == "ok" else (f"warning: {_count(report)} {_place(report.policy)}", *_causes(report))
-    return _let_go(scene, report, report.verdict, note)
+    return _let_go(scene, report, report.verdict, (*note, *_aged(report)))
 
 
 _WORDED, _NAMED = 3, 40  # causes of a refusal that the log tells in words, and by name
@@ -354,6 +362,12 @@ def _causes(report: Report) -> list[str]:
     lines = text.findings([one for one in listed if one.fact in shown or one.because in shown], False)
     more = len(causes) - len(shown)
     return [*lines, *([f"  and {more} more: lockd verify lists them"] if more else [])]
+
+
+def _aged(report: Report) -> list[str]:
+    """The large trees for which an earlier look was good enough."""
+    told = [line for line in report.not_looked if line.rpartition(" (")[0] in report.sight.aged]
+    return [f"not looked at again: {line}" for line in told]
 
 
 def _unknown_lines(report: Report) -> list[str]:

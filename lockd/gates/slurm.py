@@ -141,7 +141,7 @@ def health(policy_path: str, trust_unmapped: bool) -> int:
     loaded = policy.load(policy_path, trust_unmapped=trust_unmapped)
     known = lock.read(loaded.lock_path, policy=loaded.name, trust_unmapped=trust_unmapped)
     own = state.open(policy_path, create=False)
-    report = check(loaded, state=own, lock=known, launch=None, commands=False)
+    report = check(loaded, state=own, lock=known, launch=None, commands=False, may_age=True)
     findings = [one for one in report.findings if one.severity == "block" and _kind(one) in NODE_KINDS]
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     drained = _reason_of(node)

@@ -175,6 +175,12 @@ def lstat(path: str) -> os.stat_result | Trouble | None:
         return Trouble(path, str(error))
 
 
+def inode(path: str) -> int:
+    """The inode of what is at a path; 0 where nobody can tell."""
+    found = lstat(path)
+    return found.st_ino if isinstance(found, os.stat_result) else 0
+
+
 def open_regular(path: str) -> int:
     """A descriptor of a regular file, opened without waiting, following a link or moving its atime; else OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -6,8 +6,8 @@ be read makes the whole an Unknown. A root that is a link is followed, for the p
 attribute. `sample` reads, of an exact tree, one file in 64 chosen by a hash of its path and the 8 largest; of a
 growing one, where the largest would change with every new file, one in 16. A full look reads every byte of `full` and
 `sample`; a sample's digest stays that of its sample, so that the two looks agree, and what could not be read is told
-by an Unknown either way. `max_age`: a gate that takes the last look of a large tree instead of a new one does so
-before step 2 of `look`.
+by an Unknown either way. `max_age`: a gate takes the last look at a large tree instead of a new one; what is at the
+path is looked at all the same.
 Never: follows a link below the root, opens what is not a regular file, or keeps a token for each name of an exact tree.
 """
 
@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockd.disk import Trouble
 from lockd.facts import ABSENT, Fact, Facts, Unknown, Value, set_digest, shown, token
+from lockd.lastlook import ENTRIES, begin, old
 from lockd.probes import Manifest, Seen, common, paths
+from lockd.wellformed import seconds
 
 if TYPE_CHECKING:
     from lockd.disk import Disk, Entry, Tree
@@ -65,15 +67,21 @@ def look(rule: TreeRule, look: Look) -> Seen:
         return Seen((Fact("tree", subject, {"type": root.type, **link}),))
     if rule.change == "present":
         return Seen((Fact("tree", subject, {"present": True, **link}),))
+    key = ("tree", rule.path, root.path, root.target, rule.check, rule.change, rule.exclude, look.disk.full)
+    last = _Last(rule, look, (*key[:-1], paths.inode(root.path)))
+    known = last.find(f"tree:{subject}")
+    if known is not None:
+        return Seen((known,))
     # 2. the walk
     tree = look.disk.tree(root.path, rule.exclude)
     if tree.missing:
         return Seen((Fact("tree", subject, ABSENT),))
     if tree.troubles:
+        last.forget()
         return Seen((common.could_not_read("tree", subject, tree.troubles, root.path),))
     # 3. what follows from it
-    key = ("tree", rule.path, root.path, root.target, rule.check, rule.change, rule.exclude, look.disk.full)
     seen = look.memo.recall(key, tree.stamp, lambda: Seen((_fact(rule, subject, link, tree, look.disk),)))
+    last.keep(tree, seen.facts[0])
     # the memo keeps no manifest: of a large tree it would be far larger than all else, and the walk is at hand
     return Seen(seen.facts, lambda: {f"tree:{subject}": _manifest(rule, tree, look.disk)})
 
@@ -122,6 +130,43 @@ def word(difference: Difference) -> str:
 def watched(rule: TreeRule) -> Iterable[str]:
     """The folder, and where it leads when it is a link."""
     return paths.with_target(rule.path)
+
+
+# -- the last look
+
+
+class _Last:
+    """The last look at one large tree, where its rule says how old it may be. Made before the walk begins."""
+
+    def __init__(self, rule: TreeRule, look: Look, key: tuple[object, ...]) -> None:
+        self._look, self._key = look, key
+        self._seconds = 0.0 if rule.max_age is None or look.last is None else seconds(rule.max_age)
+        self._began = begin() if self._seconds else (0.0, "", 0.0)
+
+    def find(self, name: str) -> Fact | None:
+        """Its fact, where this look may take it; said among what was not looked at."""
+        if not self._seconds or self._look.last is None or self._look.disk.full or not self._look.may_age(name):
+            return None
+        known = self._look.last.find(self._key, self._seconds)
+        if known is None:
+            return None
+        self._look.aged.append(name)
+        self._look.not_looked.append(f"{name} ({old(known[1])})")
+        return known[0]
+
+    def forget(self) -> None:
+        """The tree could not be read: what was seen before is not the last look."""
+        if self._seconds and self._look.last is not None:
+            self._look.last.forget(self._key)
+
+    def keep(self, tree: Tree, fact: Fact | Unknown) -> None:
+        """What a walk of everything gave; one that listed only what hints name proves nothing of the rest."""
+        if not self._seconds or self._look.last is None or not self._look.disk.restates:
+            return
+        if isinstance(fact, Fact) and len(tree.entries) > ENTRIES:
+            self._look.last.keep(self._key, self._began, tree.stamp, fact)
+        else:
+            self.forget()
 
 
 # -- what is there
