@@ -13,6 +13,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockd import lineage
@@ -20,9 +22,10 @@ from lockd.findings import Finding
 from lockd.plain import replace
 
 if TYPE_CHECKING:
-    from lockd.store import Logged, Store
+    from lockd.store import Event, Logged, Store
 
 _PID = re.compile(r"started: .*\bpid (\d+)")
+EARLIER = 20  # changes of one fact that are told besides its last
 _SLACK = 2.0  # seconds between a process's start and its event
 
 
@@ -34,11 +37,15 @@ class Span(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Findings with `since` and `by`; fact → the time within which it changed unwatched; gaps in the watching."""
+    """Findings with `since` and `by`; fact → the time within which it changed unwatched; gaps in the watching.
+
+    earlier: fact → the changes before the last one that led to the difference as well, newest first, at most EARLIER.
+    """
 
     findings: tuple[Finding, ...]
     unwatched: Mapping[str, Span]
     gaps: tuple[Span, ...]
+    earlier: Mapping[str, tuple[Event, ...]] = MappingProxyType({})
 
 
 Alive = Callable[[int, str], bool]  # pid, when it said that it started → does that process still run?
@@ -55,7 +62,9 @@ def of(store: Store, findings: Iterable[Finding], start: str, end: str, alive: A
         for one in listed
         if (event := events.get(one.fact)) is not None and not _within(covered, event.event.at)
     }
-    return Evidence(dated, unwatched, tuple(gaps(covered, start, end)))
+    earlier = {fact: tuple(_earlier(store, fact, start, entry)) for fact, entry in events.items()}
+    told = {fact: found for fact, found in earlier.items() if found}
+    return Evidence(dated, unwatched, tuple(gaps(covered, start, end)), told)
 
 
 def watched(store: Store, until: str, alive: Alive) -> Iterator[Span]:
@@ -104,6 +113,15 @@ def _drifts(store: Store, facts: list[str], start: str, end: str) -> dict[str, L
         if entry is not None:
             found[fact] = entry
     return found
+
+
+def _earlier(store: Store, fact: str, start: str, last: Logged) -> Iterator[Event]:
+    """The changes of a fact before its last one, back to where it was as locked."""
+    where = "fact = ? AND kind IN ('drift', 'restore', 'heal') AND at >= ? AND id < ?"
+    for entry in islice(store.stream(where, fact, start, last.id, newest_first=True), EARLIER):
+        if entry.event.kind == "heal":
+            return
+        yield entry.event
 
 
 def _dated(one: Finding, entry: Logged | None) -> Finding:

@@ -13,6 +13,7 @@ import pytest
 from lockd import clock, evidence, ranking, store
 from lockd.evidence import Span
 from lockd.findings import Finding
+from lockd.report import difference
 from lockd.store import Event, Store
 from tests.scene import Scene
 
@@ -194,6 +195,26 @@ def test_events_outside_the_time_say_nothing(log: Store) -> None:
     log.append(Event(at(1), "drift", "moved", "file:/a"))
     log.append(Event(at(9), "drift", "moved", "file:/a"))
     assert evidence.of(log, [finding("file:/a")], at(2), at(8), gone).findings[0].since is None
+
+
+def test_the_changes_before_the_last_are_told_back_to_where_it_was_as_locked(log: Store) -> None:
+    by = {"user": "root", "cmdline": ["uv", "pip", "install"]}
+    for minute, kind, message in (
+        (2, "drift", "old"),
+        (3, "heal", "back"),
+        (4, "drift", "swapped"),
+        (5, "drift", "patched"),
+    ):
+        log.append(Event(at(minute), kind, message, "file:/a", by))
+    found = evidence.of(log, [finding("file:/a")], at(1), at(8), gone)
+    assert found.findings[0].since == at(5)
+    assert [(event.at, event.message) for event in found.earlier["file:/a"]] == [(at(4), "swapped")]
+    groups = [("the rest", found.findings)]
+    assert f"    before: {at(4)}, by uv pip install (root): swapped" in difference.lines(
+        "a", "b", groups, found, colour=False
+    )
+    (row,) = difference.document("a", "b", groups, found)["differences"]
+    assert row["earlier"] == [{"at": at(4), "message": "swapped", "by": by}]
 
 
 # -- ranking -----------------------------------------------------------------------------------------------------------

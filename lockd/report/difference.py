@@ -8,16 +8,20 @@ Never: reads the machine or the store.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockd.evidence import Evidence, Span
 from lockd.facts import LAUNCH_KINDS, Value
 from lockd.findings import Finding
 from lockd.report import json, text
 
+if TYPE_CHECKING:
+    from lockd.store import Event
+
 Groups = Sequence[tuple[str, Sequence[Finding]]]
 
 _DIGEST = len("sha256:") + 12  # characters of a digest that are shown
+_EARLIER = 3  # changes of one fact before its last that the text tells
 _GAPS = 3  # gaps that the text spells out
 
 
@@ -59,8 +63,17 @@ def document(a: str, b: str, groups: Groups, evidence: Evidence) -> dict[str, An
 def _row(group: str, one: Finding, evidence: Evidence) -> dict[str, Any]:
     row = {**json.finding(one), "group": group}
     del row["hint"]
-    span = evidence.unwatched.get(one.fact)
-    return row if span is None else {**row, "unwatched": {"from": span.start, "to": span.end}}
+    span, earlier = evidence.unwatched.get(one.fact), evidence.earlier.get(one.fact, ())
+    if span is not None:
+        row["unwatched"] = {"from": span.start, "to": span.end}
+    if earlier:
+        row["earlier"] = [_change(event) for event in earlier]
+    return row
+
+
+def _change(event: Event) -> dict[str, Any]:
+    told = {"at": event.at, "message": event.message}
+    return told if event.by is None else {**told, "by": dict(event.by)}
 
 
 def _paragraph(one: Finding, evidence: Evidence, *, brought: bool, colour: bool) -> Iterator[str]:
@@ -70,6 +83,7 @@ def _paragraph(one: Finding, evidence: Evidence, *, brought: bool, colour: bool)
     if one.files is not None and any(name not in one.message for name in one.files.examples):
         details.append(text.files_line(one.files))
     details += _when(one, evidence.unwatched.get(one.fact))
+    details += _earlier(evidence.earlier.get(one.fact, ()))
     for line in details:
         yield text.paint(f"{indent}  {text.safe(line)}", "dim", colour)
 
@@ -79,6 +93,15 @@ def _when(one: Finding, unwatched: Span | None) -> Iterator[str]:
         yield f"changed between {unwatched.start} and {unwatched.end}: seen then, nobody watched before"
     elif one.since:
         yield text.observed(one)
+
+
+def _earlier(events: Sequence[Event]) -> Iterator[str]:
+    """`before: 2026-11-30T21:15:40Z, by uv pip install … (root, ssh): torch … → …`, newest first."""
+    for event in events[:_EARLIER]:
+        who = text.whom(event.by)
+        yield f"before: {event.at}{f', {who}' if who else ''}: {event.message}"
+    if len(events) > _EARLIER:
+        yield f"and {_many(len(events) - _EARLIER, 'time')} before: lockd log --fact tells them"
 
 
 def _gap_lines(evidence: Evidence, listed: Iterable[Finding]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from lockd.findings import FileChanges, Finding
 
@@ -142,14 +142,18 @@ def _brought(brought: list[Finding]) -> str:
 
 def observed(one: Finding) -> str:
     """`since 2026-11-30T21:15:40Z, by uv pip install … (root, ssh)`, as far as it was seen."""
-    parts = [f"since {one.since}"] if one.since else []
-    if one.by and one.by.get("confidence") == "not observed":
-        parts.append(f"by whom was not observed ({one.by.get('reason', 'no reason told')})")
-    elif one.by:
-        command = one.by.get("cmdline") or [one.by.get("exe", "?")]
-        told = ", ".join(str(one.by[name]) for name in ("user", "origin") if one.by.get(name))
-        parts.append(f"by {' '.join(map(str, command))}" + (f" ({told})" if told else ""))
-    return ", ".join(parts)
+    return ", ".join(part for part in (f"since {one.since}" if one.since else "", whom(one.by)) if part)
+
+
+def whom(by: Mapping[str, Any] | None) -> str:
+    """`by uv pip install … (root, ssh)`, or why that was not observed; "" where nothing is known."""
+    if not by:
+        return ""
+    if by.get("confidence") == "not observed":
+        return f"by whom was not observed ({by.get('reason', 'no reason told')})"
+    command = by.get("cmdline") or [by.get("exe", "?")]
+    told = ", ".join(str(by[name]) for name in ("user", "origin") if by.get(name))
+    return f"by {' '.join(map(str, command))}" + (f" ({told})" if told else "")
 
 
 def _many(count: int, noun: str) -> str:
