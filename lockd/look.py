@@ -107,8 +107,8 @@ def look_at(look: Look) -> Sight:
             if fact.name not in facts or _is_literal(rule, fact.subject):
                 facts[fact.name], claimed[fact.name] = fact, (section, rule)
                 behind[fact.name] = seen.manifests
-    manifests, told = Manifests(behind), (tuple(look.not_looked), tuple(failures), tuple(look.aged))
-    return Sight(Facts(facts.values()), claimed, lambda: manifests, *told)
+    told = tuple(look.not_looked), tuple(failures), tuple(look.aged)
+    return Sight(Facts(facts.values()), claimed, lambda: Manifests(behind), *told)
 
 
 def rule_fact(section: str, rule: Any) -> tuple[str, str]:
