@@ -1,26 +1,35 @@
 """The way out of a finding, in the exact words to type.
 
-Always holds: a hint names `lockd diff` and, where something can be put back, `lockd restore`; where a pin is broken,
-also the line of the policy that says so.
+Always holds: a hint names `lockd diff` and, where something can be put back, `lockd restore`; where the rule keeps
+nothing to put back, it says that; where a pin is broken, also the line of the policy that says so.
 Never: tells anybody to accept in order to get past a gate.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from lockd.facts import Fact, shown
 from lockd.findings import Breach, Difference
 from lockd.rules import Policy
 
-_RESTORABLE = ("package", "python", "unowned", "file", "cache", "tree")
+_RESTORABLE = ("package", "python", "unowned", "file", "cache")
+_NOT_KEPT = {
+    "file": "lockd restore says what is wanted, its content was not kept (keep = true keeps it)",
+    "cache": "a good run fills it; lockd restore has none of its entries (keep = true keeps them)",
+}
 
 
-def hint(difference: Difference, policy: Policy) -> str:
-    """One line: what to look at, how to go back, and which line to edit if the new state is meant."""
+def hint(difference: Difference, policy: Policy, rule: Any = None) -> str:
+    """One line: what to look at, how to go back, and which line to edit if the new state is meant.
+
+    rule: what answers for the fact, where that is known.
+    """
     if difference.change == "unreadable" and difference.name.startswith("command:"):
         return "run it by hand to see why; commands of an edited policy run once its owner has reviewed them"
     if difference.change == "unreadable":
         return "make it readable for this user, then lockd verify; lockd doctor says what else lockd cannot read"
-    parts = [*_way_back(difference, policy), *_edits(difference.breaches, policy)]
+    parts = [*_way_back(difference, policy, rule), *_edits(difference.breaches, policy)]
     return "; ".join(parts)
 
 
@@ -39,7 +48,7 @@ def short_name(name: str, policy: Policy) -> str:
     return fact_argument(subject.rpartition("/")[2] if len(policy.python) == 1 else subject)
 
 
-def _way_back(difference: Difference, policy: Policy) -> list[str]:
+def _way_back(difference: Difference, policy: Policy, rule: Any) -> list[str]:
     kind, _, subject = difference.name.partition(":")
     short = short_name(difference.name, policy)
     if kind == "env":
@@ -49,6 +58,10 @@ def _way_back(difference: Difference, policy: Policy) -> list[str]:
     if kind == "launch" and subject == "python":
         wanted = next((rule.path for rule in policy.python if rule.name == policy.launch.python), "")
         return [f"start it with {shown(wanted)}/bin/python" if wanted else "lockd diff"]
+    if kind == "tree":
+        return ["lockd diff", "put it back by hand: lockd restore has no copy of data"]
+    if kind in _NOT_KEPT and _is_lost(difference) and not getattr(rule, "keep", True):
+        return ["lockd diff", _NOT_KEPT[kind]]
     if kind in _RESTORABLE and difference.change != "forbidden":
         return (
             ["lockd diff", f"lockd restore {short}"] if difference.expected else [f"lockd diff; lockd restore {short}"]
@@ -56,6 +69,13 @@ def _way_back(difference: Difference, policy: Policy) -> list[str]:
     if difference.change == "forbidden" and kind == "package":
         return [f"lockd diff; lockd restore {short}, or uninstall it"]
     return ["lockd diff"]
+
+
+def _is_lost(difference: Difference) -> bool:
+    """Is something gone or altered that was good? What only came can be taken away, kept or not."""
+    if difference.expected is None or difference.expected.absent:
+        return False
+    return difference.files is None or bool(difference.files.changed or difference.files.missing)
 
 
 def _variable(difference: Difference, name: str) -> str:

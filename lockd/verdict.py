@@ -126,7 +126,7 @@ def _finding(policy: Policy, one: Difference, claimed: Claims, edited: bool) -> 
         severity=_severity(policy, one, claimed),
         against=one.against,
         message=message,
-        hint=hint(one, policy),
+        hint=hint(one, policy, owned[1] if owned else None),
         attributes=_attributes(one),
         files=None if other else one.files,
         because=one.because,

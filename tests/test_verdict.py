@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from lockd.compare import compare
 from lockd.facts import ABSENT, Fact, Facts, Unknown
-from lockd.findings import Breach, Finding
+from lockd.findings import Breach, FileChanges, Finding
 from lockd.hints import hint
-from lockd.rules import EnvRule, FileRule, PackagePin, Policy, PythonRule, Severity
+from lockd.plain import replace
+from lockd.rules import CacheRule, EnvRule, FileRule, PackagePin, Policy, PythonRule, Severity, TreeRule
 from lockd.verdict import EXIT, Judged, judge, severity_of, strict, verdict_of, word
 
 WORDS: list[Severity] = ["block", "warn", "record", "ignore"]
@@ -182,6 +183,23 @@ def test_the_hint_of_a_variable_says_how_it_has_to_stand() -> None:
     assert "with X=/lib" in hint(one, rules)
     (one,) = compare(unset, set_)
     assert "without X" in hint(one, rules)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_hint_promises_no_restore_of_what_was_not_kept(keep: bool) -> None:
+    changed, came = compare(*moved())[0], compare(Facts([Fact("file", "/a", ABSENT)]), moved()[1])[0]
+    rules = policy(file=(FileRule("/a", keep=keep),))
+    (one,) = judged(rules, *moved()).findings
+    assert ("lockd restore file:/a" in one.hint) == keep and ("was not kept" in one.hint) != keep
+    assert hint(changed, rules, rules.file[0]) == one.hint
+    assert "lockd restore file:/a" in hint(came, rules, rules.file[0])  # what came can be taken away
+    cache = CacheRule("/c", change="exact", keep=keep)
+    (gone,) = compare(Facts([Fact("cache", "/c", {"entries": 2})]), Facts([Fact("cache", "/c", ABSENT)]))
+    assert ("lockd restore cache:/c" in hint(gone, rules, cache)) == keep
+    more = replace(gone, files=FileChanges(0, 1, 0, ()))
+    assert "lockd restore cache:/c" in hint(more, rules, cache)
+    (grown,) = compare(Facts([Fact("tree", "/d", {"files": 2})]), Facts([Fact("tree", "/d", {"files": 3})]))
+    assert "no copy of data" in hint(grown, rules, TreeRule("/d"))
 
 
 def test_the_hint_quotes_odd_names_for_the_shell() -> None:
