@@ -13,6 +13,7 @@ Never: buffers output, changes it, or waits for ever for a grandchild that keeps
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -287,9 +288,18 @@ def _write(target: int, data: bytes) -> bool:
             view = view[os.write(target, view) :]
         except BlockingIOError:  # somebody who shares it made it so
             select.select([], [target], [])
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EPIPE:  # the command sees no more than that nobody reads
+                _say(f"the command's output could not be written: {error.strerror}")
             return False
     return True
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, f"lockd: {text}\n".encode())
+    except OSError:
+        pass
 
 
 def _one_file(one: int, other: int) -> bool:
