@@ -25,14 +25,16 @@ _SYSTEM = "/run/lockd"
 Said = Callable[[str], None]
 
 
-def ask(policy_path: str, request: Mapping[str, Any], *, said: Said | None = None) -> dict[str, Any] | None:
+def ask(
+    policy_path: str, request: Mapping[str, Any], *, said: Said | None = None, first: float = protocol.FIRST
+) -> dict[str, Any] | None:
     """The daemon's answer, whole; None where there is none to be had, and a direct look is due.
 
-    said: called with what the daemon is doing while it makes the caller wait.
+    said: called with what the daemon is doing while it makes the caller wait. first: seconds for its first word.
     """
     for place in sockets(policy_path):
         try:
-            answer = _ask(place, request, said)
+            answer = _ask(place, request, said, first)
         except (OSError, protocol.ProtocolError):
             continue
         if answer is not None:
@@ -77,12 +79,22 @@ def question(policy_path: str, launch: Launch, *, trust_unmapped: bool = False, 
     }
 
 
-def _ask(place: str, request: Mapping[str, Any], said: Said | None) -> dict[str, Any] | None:
+def launch(
+    policy_path: str, launched: Launch, override: str | None, *, trust_unmapped: bool = False, said: Said | None = None
+) -> dict[str, Any] | None:
+    """The daemon's decision about a launch by hand, recorded as this process's; None: decide here."""
+    if not there(policy_path):
+        return None
+    request = question(policy_path, launched, trust_unmapped=trust_unmapped)
+    return ask(policy_path, {**request, "ask": "launch", "gate": "run", "override": override}, said=said)
+
+
+def _ask(place: str, request: Mapping[str, Any], said: Said | None, first: float) -> dict[str, Any] | None:
     import _socket  # the `socket` module costs as much as all the rest
 
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
     try:
-        connection.settimeout(protocol.FIRST)
+        connection.settimeout(first)
         with protocol.Address(place) as name:
             connection.connect(name)
         if not _believed(connection):

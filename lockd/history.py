@@ -34,6 +34,7 @@ __all__ = ["Query", "accepted", "parse_time", "record", "stand", "timeline"]
 
 KINDS = ("accept", "drift", "heal", "launch", "refuse", "override", "note", "restore", "look", "daemon")
 
+_PATIENCE = 1.0  # seconds that a daemon on a busy machine may take for its first word about who made a change
 MOST_ENTRIES = 20_000  # of one set that a kept state holds; of a larger one it has the digest
 _ENTRIES = "entries:"  # before the name of a fact: the tokens of its set, among the manifests of a state
 
@@ -94,7 +95,7 @@ def _attributed(report: Report) -> Report:
 
     if report.by_daemon or not client.there(report.policy.path):
         return report
-    told = client.ask(report.policy.path, {"ask": "writers"})
+    told = client.ask(report.policy.path, {"ask": "writers"}, first=_PATIENCE)
     if told is None:
         return report
 

@@ -8,6 +8,7 @@ Never: writes itself: the scribe does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ class Recorder:
             if before == keys:
                 self._pending = report
                 return
-            if self._counts(before, keys, now):
+            if self._counts(before, keys, _began(burst, now)):
                 self.flush()
         if keys == self._last:
             self._pending = None
@@ -98,3 +99,9 @@ class Recorder:
         """Would something be forgotten that was seen to stand?"""
         gone = {fact for fact, _ in before[1]} - {fact for fact, _ in keys[1]}
         return bool(gone) and (self._told >= self._look or now - self._since >= STOOD)
+
+
+def _began(burst: Burst, now: float) -> float:
+    """When what a look found began to change, by the monotonic clock: a look of a burst under way comes late."""
+    first = min((hint.at for hint in burst.hints if hint.at), default=0.0)
+    return now - max(0.0, time.time() - first) if first else now
