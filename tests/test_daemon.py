@@ -74,6 +74,19 @@ def test_the_finding_says_since_when_and_by_whom(scene: tuple[Scene, Path], daem
     assert drift["by"]["cmdline"] == finding["by"]["cmdline"] and drift["at"] == finding["since"]
 
 
+@needs_fanotify
+def test_a_command_that_looks_for_itself_records_whom_the_daemon_saw(scene: tuple[Scene, Path], daemon: Daemon) -> None:
+    """At once, before the daemon takes the change for over: the log has one entry for it, and that tells who."""
+    made, path = scene
+    for text, kind in (("x = 2\n", "drift"), (GOOD, "heal")):
+        edit(path, text)
+        assert made.verify("--full").code == (1 if kind == "drift" else 0)
+        (entry,) = events(made, kind)
+        assert entry["by"]["confidence"] == "observed" and str(path) in entry["by"]["cmdline"]
+    time.sleep(1.5)  # the daemon's own turn comes, and finds it told
+    assert [row["kind"] for row in events(made, "drift", "heal")] == ["drift", "heal"]
+
+
 def _seconds(stamp: str) -> float:
     import calendar
 
