@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockd import keep, names
 from lockd.disk import Disk
-from lockd.facts import Fact, Unknown
+from lockd.facts import Fact, Unknown, shown
 from lockd.pending import Act, pending
 from lockd.place import NOTHING, Row, resolved
 from lockd.plain import dataclass, field, replace
@@ -259,8 +259,12 @@ def _cache(ground: Ground, one: Difference, named: bool) -> Iterator[Outcome]:
         yield from _no_source(ground, one, named)
         return
     ground.disk.tree(os.path.realpath(rule.path), rule.exclude)  # whose digests are known
-    acts = list(_extra_entries(ground, one, rule)) if rule.change in ("exact", "empty") or one.expected is None else []
     rows = ground.rows(one.name)
+    extra = list(_extra_entries(ground, one, rule)) if rule.change in ("exact", "empty") or one.expected is None else []
+    acts = extra if _is_in_place(rule, rows) else []
+    if extra and not acts and rows is None:
+        todo = "look at who put the link there; what it leads to is not lockd's to take away"
+        yield Said(one.name, f"{shown(rule.path)} is a link to {shown(os.path.realpath(rule.path))}", todo)
     if rows is None and rule.change != "empty" and one.expected is not None and _lost(one):
         yield Said(
             one.name, wanted_words(one), "its entries were not kept: keep = true keeps them; a good run fills it"
@@ -268,6 +272,12 @@ def _cache(ground: Ground, one: Difference, named: bool) -> Iterator[Outcome]:
     acts = [*pending(rows or [], ground.disk, ground.kept), *acts]
     if acts:
         yield Step(one.name, "", tuple(acts))
+
+
+def _is_in_place(rule: Any, rows: list[Row] | None) -> bool:
+    """Does the path lead where it led at the accept? A link that was put there since may lead anywhere."""
+    place = os.path.realpath(rule.path)
+    return resolved(rule.path) == place if rows is None else any(row.path == place for row in rows)
 
 
 def _lost(one: Difference) -> bool:
