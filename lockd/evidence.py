@@ -36,16 +36,26 @@ class Span(NamedTuple):
     end: str
 
 
+class Launched(NamedTuple):
+    """The first run that was started so, and the last before it that was not; "" where none is known."""
+
+    first: str
+    before: str = ""
+    before_at: str = ""
+
+
 class Evidence(NamedTuple):
     """Findings with `since` and `by`; fact → the time within which it changed unwatched; gaps in the watching.
 
     earlier: fact → the changes before the last one that led to the difference as well, newest first, at most EARLIER.
+    launches: fact of a launch → since which run it is so (`launch_evidence`).
     """
 
     findings: tuple[Finding, ...]
     unwatched: Mapping[str, Span]
     gaps: tuple[Span, ...]
     earlier: Mapping[str, tuple[Event, ...]] = MappingProxyType({})
+    launches: Mapping[str, Launched] = MappingProxyType({})
 
 
 Alive = Callable[[int, str], bool]  # pid, when it said that it started → does that process still run?

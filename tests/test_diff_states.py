@@ -125,6 +125,29 @@ def test_a_look_of_diff_records_what_it_finds(scene: Scene) -> None:
     assert kinds[0] == ("heal", f"tree:{scene.root}/data")
 
 
+def test_a_variable_of_a_launch_is_dated_by_the_runs(scene: Scene) -> None:
+    """No watcher sees a shell: the runs tell which launch was the first without it, and who started it."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+
+    def run(value: str) -> None:
+        assert scene.lockd("run", "--override", "try", "--", "true", env={name: value}).code == 0
+
+    for value in ("/tmp/x", "/tmp/other", "/tmp/x", "/tmp/other", "/tmp/other"):
+        run(value)
+    (row,) = scene.lockd("diff", "run:1", "run:5", "--json").document["differences"]
+    assert (row["fact"], row["launches"]) == (f"env:{name}", {"first": "run:4", "before": "run:3"})
+    started = {one["id"]: one["start"] for one in scene.lockd("runs", "--json").document}
+    assert row["since"] == started[4] and row["by"]["user"]
+    text = scene.lockd("diff", "run:1", "run:5").out
+    assert (
+        f"since run:4, started {started[4]}, by {row['by']['user']}; run:3 of {started[3]} was not started so" in text
+    )
+    (row,) = scene.lockd("diff", "run:1", "run:2", "--json").document["differences"]
+    assert row["launches"] == {"first": "run:2", "before": "run:1"}  # what came later says nothing
+    (row,) = scene.lockd("diff", "run:1", "now", "--json", env={name: "/tmp/third"}).document["differences"]
+    assert "launches" not in row and "since" not in row  # of this shell: no run was started so
+
+
 # -- evidence over a log made here -------------------------------------------------------------------------------------
 
 

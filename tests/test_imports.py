@@ -70,6 +70,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "running",
         "restore",
         "runs",
+        "launch_evidence",
         "guests",
         "spool",
         "keep",

@@ -115,7 +115,7 @@ def _worded(session: Session, differences: tuple[Difference, ...]) -> tuple[Find
 
 def _evidence(session: Session, findings: tuple[Finding, ...], a: Source, b: Source) -> Evidence:
     """What the log tells of the time between the states; nothing where one of them has no time, or none is kept."""
-    from lockd import cli, evidence
+    from lockd import cli, evidence, launch_evidence
     from lockd.clock import stamp
     from lockd.errors import LockdError
 
@@ -130,7 +130,9 @@ def _evidence(session: Session, findings: tuple[Finding, ...], a: Source, b: Sou
         if store is None:
             return nothing
         with store:
-            return evidence.of(store, findings, min(start, end), max(start, end))
+            told = evidence.of(store, findings, min(start, end), max(start, end))
+            later = b if start <= end else a
+            return launch_evidence.added(store, told, later.facts, later.label, max(start, end))
     except LockdError as error:
         cli.warn(f"the log could not be read: {error}")
         return nothing

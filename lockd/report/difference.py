@@ -7,10 +7,11 @@ Never: reads the machine or the store.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockd.evidence import Evidence, Span
+from lockd.evidence import Evidence
 from lockd.facts import LAUNCH_KINDS, Value
 from lockd.findings import Finding
 from lockd.report import json, text
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Groups = Sequence[tuple[str, Sequence[Finding]]]
 
-_DIGEST = len("sha256:") + 12  # characters of a digest that are shown
+_DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]+")  # of which the head is shown
 _EARLIER = 3  # changes of one fact before its last that the text tells
 _GAPS = 3  # gaps that the text spells out
 
@@ -68,6 +69,9 @@ def _row(group: str, one: Finding, evidence: Evidence) -> dict[str, Any]:
         row["unwatched"] = {"from": span.start, "to": span.end}
     if earlier:
         row["earlier"] = [_change(event) for event in earlier]
+    launched = evidence.launches.get(one.fact)
+    if launched is not None:
+        row["launches"] = {"first": launched.first, **({"before": launched.before} if launched.before else {})}
     return row
 
 
@@ -82,14 +86,19 @@ def _paragraph(one: Finding, evidence: Evidence, *, brought: bool, colour: bool)
     details = list(_attribute_lines(one))
     if one.files is not None and any(name not in one.message for name in one.files.examples):
         details.append(text.files_line(one.files))
-    details += _when(one, evidence.unwatched.get(one.fact))
+    details += _when(one, evidence)
     details += _earlier(evidence.earlier.get(one.fact, ()))
     for line in details:
         yield text.paint(f"{indent}  {text.safe(line)}", "dim", colour)
 
 
-def _when(one: Finding, unwatched: Span | None) -> Iterator[str]:
-    if unwatched is not None:
+def _when(one: Finding, evidence: Evidence) -> Iterator[str]:
+    unwatched, launched = evidence.unwatched.get(one.fact), evidence.launches.get(one.fact)
+    if launched is not None:
+        who = f", by {one.by['user']}" if one.by and one.by.get("user") else ""
+        before = f"; {launched.before} of {launched.before_at} was not started so" if launched.before else ""
+        yield f"since {launched.first}, started {one.since}{who}{before}"
+    elif unwatched is not None:
         yield f"changed between {unwatched.start} and {unwatched.end}: seen then, nobody watched before"
     elif one.since:
         yield text.observed(one)
@@ -123,10 +132,10 @@ def _attribute_lines(one: Finding) -> Iterator[str]:
 def _value(value: Value | None) -> str:
     if value is None:
         return "none"
-    if isinstance(value, str) and value.startswith("sha256:"):
-        return value[:_DIGEST] + "…"
+    if isinstance(value, str):
+        return _DIGEST.sub(r"\1…", value)
     if isinstance(value, tuple):
-        return "[" + ", ".join(value) + "]"
+        return "[" + ", ".join(map(_value, value)) + "]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
