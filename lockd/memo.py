@@ -36,7 +36,7 @@ class StateMemo(Memo):
         from lockd.probes import Seen
 
         name = repr(key)
-        path = os.path.join(self._folder, sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:32])
+        path = self._path(key)
         kept = read_packed(f"{path}.facts", (name, __version__))
         if kept is not None and kept[0] == stamp:
             facts = tuple(Fact(*fields) for fields in kept[1])
@@ -45,6 +45,23 @@ class StateMemo(Memo):
         if not any(isinstance(fact, Unknown) for fact in seen.facts):
             self._keep(path, name, stamp, seen)
         return seen
+
+    remembers = True
+
+    def kept(self, key: tuple[Any, ...]) -> Any:
+        """The last value that was given to `keep` under this key."""
+        return read_packed(f"{self._path(key)}.parts", (repr(key), __version__))
+
+    def keep(self, key: tuple[Any, ...], value: Any) -> None:
+        """Keep plain values, from which the next derivation starts; one that cannot be written is made anew then."""
+        try:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            write_packed(f"{self._path(key)}.parts", (repr(key), __version__), value)
+        except OSError:
+            pass
+
+    def _path(self, key: tuple[Any, ...]) -> str:
+        return os.path.join(self._folder, sha256(repr(key).encode("utf-8", "backslashreplace")).hexdigest()[:32])
 
     def _manifests(self, path: str, name: str, stamp: str, compute: Callable[[], Seen]) -> Mapping[str, Manifest]:
         kept = read_packed(f"{path}.manifests", (name, __version__))
@@ -61,7 +78,7 @@ class StateMemo(Memo):
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
             write_packed(f"{path}.manifests", key, (stamp, manifests))
             write_packed(f"{path}.facts", key, (stamp, facts))  # last: facts that are there have their manifests
-            prune(self._folder, (".facts", ".manifests"), 2 * _KEPT)
+            prune(self._folder, (".facts", ".manifests", ".parts"), 3 * _KEPT)
         except OSError:  # disk full, read-only state: costs the next look its time, and this one nothing
             pass
 

@@ -63,6 +63,11 @@ class Suspect(NamedTuple):
     pristine: bool | None
 
 
+def is_derived_name(name: str) -> bool:
+    """Could a file of this name be derived?"""
+    return name == "__pycache__" or _DERIVED.search(name) is not None
+
+
 def derived(path_in_site: str, names: Container[str]) -> bool:
     """Is this byte-code or jit index (`.pyc`, `.nbi`, `.nbc`, a `__pycache__`) derived from a source among `names`?"""
     folder, _, name = path_in_site.rpartition("/")

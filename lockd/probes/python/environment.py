@@ -25,6 +25,7 @@ from lockd.probes.python.interpreter import Interpreter, find
 from lockd.rules import PythonRule
 
 if TYPE_CHECKING:
+    from lockd.probes.python.parts import Parts
     from lockd.probes.python.survey import Survey
 
 _BUILD = 3  # rises when what is derived from equal trees changes, so that no older memo answers
@@ -81,9 +82,12 @@ class _Known:
     ground: Ground
 
     @cached_property
-    def _survey(self) -> Survey:
-        from lockd.probes.python.survey import Survey  # late: an unchanged environment needs none of it
+    def _survey(self) -> Survey | Parts:
+        from lockd.probes.python.parts import Parts, can_part  # late: an unchanged environment needs none of it
+        from lockd.probes.python.survey import Survey
 
+        if can_part(self.look, self.interpreter, self.ground):
+            return Parts(self.rule, self.look, self.interpreter, self.ground, self._key("parts"), self._outside_stamp)
         return Survey(self.rule, self.look, self.interpreter, self.ground)
 
     def seen(self) -> Seen:
@@ -92,14 +96,17 @@ class _Known:
         memo = self.look.memo
         (places,) = memo.recall(self._key("outside"), _stamp(trees), lambda: self._survey.outside()).facts
         assert isinstance(places, Fact)
-        outside = [*self._file_stamps(strings(places, "files")), *self._checkout_stamps(strings(places, "checkouts"))]
-        return memo.recall(self._key("packages"), _stamp([*trees, *outside]), lambda: self._survey.seen())
+        outside = self._outside_stamp(strings(places, "files"), strings(places, "checkouts"))
+        return memo.recall(self._key("packages"), _stamp([*trees, outside]), lambda: self._survey.seen())
 
     def _key(self, part: str) -> tuple[Any, ...]:
         rule, python = self.rule, self.interpreter
         if self.look.disk.full:
             part += " full"  # it compares all byte code; the trees' stamps are proven by every byte again
         return "python", part, _BUILD, rule.name, rule.path, rule.integrity, rule.exclude, python.prefix, python.version
+
+    def _outside_stamp(self, files: tuple[str, ...], checkouts: tuple[str, ...]) -> str:
+        return _stamp([*self._file_stamps(files), *self._checkout_stamps(checkouts)])
 
     def _file_stamps(self, files: tuple[str, ...]) -> Iterable[str]:
         disk = self.look.disk

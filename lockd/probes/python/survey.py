@@ -64,16 +64,8 @@ class Survey:
 
     def outside(self) -> Seen:
         """Listed files that no tree covers (scripts, data files, a cache that links lead to), and checkouts."""
-        ground, stock = self.ground, self._inventory[0]
-        found: set[str] = set()
-        for package in stock:
-            for absolute in map(package.absolute, package.listed):
-                if ground.locate(absolute) is None and ground.is_inside(absolute):
-                    found.add(absolute)
-                if ground.mark(absolute) == LINK:
-                    found.add(posixpath.realpath(absolute))
-        checkouts = sorted({path for package in stock if (path := describe.checkout_of(package))})
-        told: Attributes = {"files": tuple(sorted(found)), "checkouts": tuple(checkouts)}
+        files, checkouts = places(self.ground, self.stock())
+        told: Attributes = {"files": files, "checkouts": checkouts}
         return Seen((Fact("outside", self.rule.name, {}, told),))
 
     def seen(self) -> Seen:
@@ -129,6 +121,19 @@ class Survey:
             return site is not None and is_match(path[len(site) + 1 :])
 
         return excluded
+
+
+def places(ground: Ground, stock: list[packages.Package]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Listed files outside the trees (and those that links lead to), and checkouts."""
+    found: set[str] = set()
+    for package in stock:
+        for absolute in map(package.absolute, package.listed):
+            if ground.locate(absolute) is None and ground.is_inside(absolute):
+                found.add(absolute)
+            if ground.mark(absolute) == LINK:
+                found.add(posixpath.realpath(absolute))
+    checkouts = {path for package in stock if (path := describe.checkout_of(package))}
+    return tuple(sorted(found)), tuple(sorted(checkouts))
 
 
 def _pristine(stock: list[packages.Package], around: describe.Surroundings) -> Callable[[str], bool | None]:
