@@ -79,8 +79,9 @@ def furnish(container: Container, show: Callable[[str, CompletedProcess[str]], N
         _bring_training(box, Path(name))
     box.run("mkdir", "-p", "/etc/lockd")
     (container.path / scripts.POLICY_PATH[1:]).write_text(scripts.POLICY)
-    assert box.lockd("accept", "-m", "12.8 Ktok/s on this", "--yes").returncode == 0
-    assert box.lockd("service", "install", "--now").returncode == 0
+    for words in (("accept", "-m", "12.8 Ktok/s on this", "--yes"), ("service", "install", "--now")):
+        done = box.lockd(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
     until(lambda: box.document("status")["daemon"], "the daemon to answer")
     return box
 
