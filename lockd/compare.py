@@ -37,7 +37,7 @@ def compare(expected: Facts | None, found: Facts, breaches: Iterable[Breach] = (
     # 2. what an absent or unreadable environment takes with it
     differences = _fold(differences, {_environment(name) for name, fact in found.items() if not _is_absent(fact)})
     # 3. what brought what
-    causes = _causes(differences)
+    causes = _causes(differences) | _removals(differences)
     return tuple(replace(one, because=causes.get(name)) for name, one in differences.items())
 
 
@@ -289,3 +289,34 @@ def _name(requirement: str) -> str:
         len(requirement),
     )
     return "-".join(part for part in requirement[:end].lower().replace("_", "-").replace(".", "-").split("-") if part)
+
+
+def _removals(differences: Mapping[str, Difference]) -> dict[str, str]:
+    """`unowned:ENV` → the package that is gone, where all that is new there is what its half-done removal left."""
+    causes = {}
+    for name, one in differences.items():
+        if not name.startswith("unowned:") or not isinstance(one.found, Fact):
+            continue
+        left = one.found.told.get("leftovers")
+        before = one.expected.attributes.get("files") if one.expected else 0
+        new = _number(one.found.attributes.get("files")) - _number(before)
+        if not isinstance(left, tuple) or new != _number(one.found.told.get("leftover_files")):
+            continue
+        of = f"package:{name[8:]}/"
+        gone = [other for other, two in differences.items() if other.startswith(of) and two.change == "missing"]
+        cause = next((other for other in gone if _left_by(other[len(of) :], left)), None)
+        if cause is not None:
+            causes[name] = cause
+    return causes
+
+
+def _left_by(package: str, names: tuple[str, ...]) -> bool:
+    from lockd.probes.python.names import leftover_of
+
+    spelled = frozenset((package, package.replace("-", "_")))
+    stems = (name.rpartition("-")[0] if name.endswith("-info") else name for name in names)
+    return any(leftover_of(stem.lower(), spelled) for stem in stems)
+
+
+def _number(value: Value | None) -> int:
+    return value if isinstance(value, int) else 0

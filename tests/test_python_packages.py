@@ -148,13 +148,33 @@ def test_a_leftover_is_told_on_the_package_that_it_was(env: Env) -> None:
     assert set(differences(before, facts(env.prefix))) == {"package:train/torch"}
 
 
-def test_a_leftover_without_its_package_is_unowned_and_the_package_missing(env: Env) -> None:
+def test_a_leftover_without_its_package_folds_into_the_package_that_is_missing(env: Env) -> None:
     before = facts(env.prefix)
     (env.site / "torch").rename(env.site / "~orch")
     env.info("torch").rename(env.site / "~orch-2.11.0.dist-info")
     found = differences(before, facts(env.prefix))
     assert found["package:train/torch"].change == "missing"
     assert "~orch" in python.word(found["unowned:train"])
+    assert found["unowned:train"].because == "package:train/torch"
+    (env.site / "mine.py").write_text("")
+    assert differences(before, facts(env.prefix))["unowned:train"].because is None, "more than the leftover"
+
+
+def test_a_leftover_of_something_else_is_a_finding_of_its_own(env: Env) -> None:
+    before = facts(env.prefix)
+    (env.site / "torch").rename(env.site / "~umpy")
+    env.info("torch").rename(env.site / "~umpy-2.11.0.dist-info")
+    assert differences(before, facts(env.prefix))["unowned:train"].because is None
+
+
+def test_a_link_in_the_place_of_a_packages_folder_is_said(env: Env) -> None:
+    before = facts(env.prefix)
+    (env.site / "torch").rename(env.prefix / "elsewhere")
+    (env.site / "torch").symlink_to(env.prefix / "elsewhere")
+    found = differences(before, facts(env.prefix))
+    assert list(found) == ["package:train/torch"]
+    said = python.word(found["package:train/torch"])
+    assert f"torch is a link to {env.prefix}/elsewhere" in said and "missing" not in said
 
 
 # -- rows that are not true --------------------------------------------------------------------------------------------
@@ -432,7 +452,7 @@ def test_cuda_hip_and_git_are_exact(env: Env) -> None:
         env, packages={"Torch": PackagePin(version="2.11.0", cuda="13.0", hip="6.2", git="abc", on_drift="warn")}
     )
     assert [(one.attribute, one.wanted, one.found) for one in found] == [("cuda", "13.0", "12.8"), ("hip", "6.2", None)]
-    assert found[0].text == "CUDA 12.8, pinned 13.0" and found[0].on_drift == "warn"
+    assert found[0].text == "CUDA 13.0 pinned, 12.8 found" and found[0].on_drift == "warn"
 
 
 def test_a_pinned_package_that_is_not_there_is_a_breach(env: Env) -> None:
@@ -507,7 +527,7 @@ def test_a_new_package_and_a_lost_one_are_worded(env: Env) -> None:
 def test_a_broken_pin_alone_is_worded_by_the_pin(env: Env) -> None:
     (breach,) = broken(env, packages={"torch": "2.11.0+cu130"})
     difference = Difference(breach.fact, "changed", None, package(env.prefix, "torch"), ("policy",), breaches=(breach,))
-    assert python.word(difference) == "torch 2.11.0+cu128, pinned 2.11.0+cu130"
+    assert python.word(difference) == "torch 2.11.0+cu130 pinned, 2.11.0+cu128 found"
 
 
 def test_the_order_of_installs_never_matters(tmp_path: Path) -> None:

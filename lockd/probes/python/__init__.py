@@ -59,6 +59,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "files": "number of files in site-packages that belong to no package",
         "digest": "digest of their paths and contents",
         "examples": "told: some of their names",
+        "leftovers": "told: `~` names among them, which removals that were not finished left",
+        "leftover_files": "told: how many of the files these hold",
     },
 }
 

@@ -21,6 +21,7 @@ from lockd.probes.python.ground import EXECUTABLE, FILE, LINKED, Ground, mark
 from lockd.probes.python.packages import Package
 
 MISSING = "missing"
+BEHIND = "behind a link"  # in a folder of which a link took the place: python would read it, this probe follows none
 _SCRIPT = 1 << 20  # nothing larger in bin/ is a script
 
 
@@ -57,13 +58,16 @@ class _Reading:
             return
         entry = self.ground.entry(path)
         if entry is None or isinstance(entry, Trouble):
-            self.found[path] = Content(MISSING) if entry is None else entry
+            self.found[path] = self._nothing(path) if entry is None else entry
         elif entry.kind == "f":
             self.wanted[path] = mark(entry)
         elif entry.kind == "l":
             self._add_link(path, keep_link)
         else:
             self.found[path] = Content("folder" if entry.kind == "d" else "no regular file")
+
+    def _nothing(self, path: str) -> Content:
+        return Content(BEHIND if self.ground.link_above(path) else MISSING)
 
     def _add_link(self, path: str, keep_link: bool) -> None:
         target = os.path.realpath(path)
@@ -154,7 +158,7 @@ def modified(ground: Ground, package: Package, contents: Contents, skip: Iterabl
         content = contents[package.absolute(path)]
         if isinstance(content, Trouble) or path in skipped:
             continue
-        if content.word == MISSING or (
+        if content.word in (MISSING, BEHIND) or (
             recorded and content.digest != recorded and not _excused(ground, package, path, recorded)
         ):
             differing.append(path)

@@ -23,10 +23,11 @@ FILE, LINK, FOLDER, OTHER, EXECUTABLE, LINKED = 1, 2, 4, 8, 16, 32  # the last t
 
 
 class Listing(NamedTuple):
-    """files: everything but folders, with its mark. tops: the names right under the folder."""
+    """files: everything but folders, with its mark. tops: the names right under the folder; links: those that are."""
 
     files: Mapping[str, int]
     tops: tuple[str, ...]
+    links: tuple[str, ...] = ()
 
 
 def mark(entry: Entry) -> int:
@@ -74,6 +75,17 @@ class Ground:
                 return trouble
         return None
 
+    def link_above(self, path: str) -> str:
+        """The link that took the place of a folder on the way to this path, in one of the trees; "" for none."""
+        located = self.locate(path)
+        folder = posixpath.dirname(located[1]) if located else ""
+        while folder and located:
+            entry = located[0].entries.get(folder)
+            if entry is not None:
+                return f"{located[0].root}/{folder}" if entry.kind == "l" else ""
+            folder = posixpath.dirname(folder)
+        return ""
+
     def is_inside(self, path: str) -> bool:
         """Does the folder of this path, links resolved, lie in the prefix?"""
         folder = posixpath.dirname(path)
@@ -94,7 +106,8 @@ class Ground:
         if site not in self._listings:
             marks = {name: mark(entry) for name, entry in self.trees[site].entries.items()}
             tops = tuple(name for name in marks if "/" not in name)
-            self._listings[site] = Listing({name: one for name, one in marks.items() if one != FOLDER}, tops)
+            links = tuple(name for name in tops if marks[name] == LINK)
+            self._listings[site] = Listing({name: one for name, one in marks.items() if one != FOLDER}, tops, links)
         return self._listings[site]
 
     def mark(self, path: str) -> int | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockd.disk import Trouble
-from lockd.facts import Attributes, Fact, Unknown, set_digest, shown, token
+from lockd.facts import Attributes, Fact, Unknown, Value, set_digest, shown, token
 from lockd.probes.python import contents, ownership
 from lockd.probes.python.contents import Content
 from lockd.probes.python.ground import Ground
+from lockd.probes.python.names import is_leftover
 from lockd.probes.python.packages import Package
 from lockd.rules import PythonRule
 
@@ -45,7 +46,8 @@ def fact(
     tokens = [token(path, word) for path, word in manifest.items()]
     attributes: Attributes = {"files": len(manifest), "digest": set_digest(tokens)} if manifest else {"files": 0}
     examples = tuple(shown(path) for path in sorted(manifest)[:EXAMPLES])
-    return Fact("unowned", rule.name, attributes, {"examples": examples} if examples else {}), manifest
+    told: dict[str, Value] = {"examples": examples} if examples else {}
+    return Fact("unowned", rule.name, attributes, {**told, **_leftovers(manifest)}), manifest
 
 
 def _relative(ground: Ground, path: str) -> str:
@@ -53,3 +55,9 @@ def _relative(ground: Ground, path: str) -> str:
     first = next(iter(ground.sites), "")
     base = first if path.startswith(first + "/") else ground.prefix
     return path[len(base) + 1 :]
+
+
+def _leftovers(manifest: Mapping[str, str]) -> dict[str, Value]:
+    """The `~orch` names of removals that were not finished, and how many files they hold."""
+    tops = [path.partition("/")[0] for path in manifest if is_leftover(path)]
+    return {"leftovers": tuple(map(shown, sorted(set(tops)))), "leftover_files": len(tops)} if tops else {}

@@ -9,6 +9,7 @@ Never: reads the contents of listed files.
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -73,7 +74,8 @@ def assemble(ground: Ground, distributions: list[Distribution], conda: list[Cond
     for record in conda:
         if record.file not in taken:
             packages[record.name] = _alone(ground, packages.get(record.name), record)
-    return sorted(_with_leftovers(ground, _with_claims(ground, packages)).values(), key=lambda package: package.name)
+    whole = _with_leftovers(ground, _with_claims(ground, packages))
+    return sorted(_with_links(ground, whole).values(), key=lambda package: package.name)
 
 
 def _place(one: Distribution) -> str:
@@ -225,3 +227,28 @@ def _leftover_metadata(top: str, owners: Mapping[str, str]) -> str | None:
     if not top.endswith("-info"):
         return None
     return leftover_of(top.partition("-")[0], frozenset(name for name in owners if not name.endswith("-info")))
+
+
+# -- folders that are links --------------------------------------------------------------------------------------------
+
+
+def _with_links(ground: Ground, packages: dict[str, Package]) -> dict[str, Package]:
+    """A link in the place of a package's folder: python imports from where it leads, which nothing here vouches for."""
+    links = {f"{site}/{name}" for site in ground.sites for name in ground.listing(site).links}
+    for name, package in packages.items() if links else ():
+        tops = {path.partition("/")[0] for path in package.listed if "/" in path and not path.startswith("..")}
+        words = [
+            f"{shown(top)} is a link to {_target(f'{package.base}/{top}')}"
+            for top in sorted(tops)
+            if f"{package.base}/{top}" in links
+        ]
+        if words:
+            packages[name] = replace(package, state=(*package.state, *words))
+    return packages
+
+
+def _target(path: str) -> str:
+    try:
+        return shown(os.readlink(path))
+    except OSError:  # gone meanwhile: the next look tells
+        return "nowhere"
