@@ -22,7 +22,7 @@ class Breach:
     """A pin of the policy that a fact breaks: `attribute` should be `wanted`, and is `found` (None: not there).
 
     key: the policy's key path of the pin, for its line (`python[0].packages.torch`).
-    text: the breach in words, e.g. "CUDA 13.0, pinned 12.8".
+    text: the breach in words, e.g. "CUDA 12.8 pinned, 13.0 found".
     forbidden: the fact should not be there at all. on_drift: the pin's own severity, if it has one.
     """
 

@@ -162,7 +162,7 @@ def test_a_gpu_less_breaks_the_count(machine: Machine) -> None:
     assert told(held(count=1)) == []
     ((fact, _, severity, message),) = told(held(count=8))
     assert (fact, severity) == ("gpu:count", "block")
-    assert "GPUs is 1, pinned 8" in message
+    assert "1 GPU, pinned 8" in message
 
 
 def test_nodes_count_where_a_container_has_nothing_else(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

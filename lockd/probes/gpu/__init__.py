@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lockd.facts import Fact, Facts, Unknown
 from lockd.findings import Breach
+from lockd.plain import replace
 from lockd.probes import Seen
 from lockd.probes.gpu import driver
 from lockd.probes.wishes import Wish, pin, said, strictest, wishes
@@ -120,8 +121,11 @@ def breaches(rule: SystemRule, policy: Policy, found: Facts) -> Iterator[Breach]
     for fact in found.known():
         if fact.kind != "gpu":
             continue
-        if fact.subject in _PINNED and fact.subject in named:
-            yield from pin("gpu", named[fact.subject], fact, _PINNED[fact.subject], _WORDS[fact.subject])
+        if fact.subject == "count" and "count" in named:
+            counted = pin("gpu", named["count"], fact, "count", _WORDS["count"])
+            yield from (replace(one, text=f"{_number(one.found)}, pinned {one.wanted}") for one in counted)
+        if fact.subject == "driver" and "driver" in named:
+            yield from pin("gpu", named["driver"], fact, "version", _WORDS["driver"])
         if fact.subject == "driver" and "driver" in named:
             yield from _unfit(named["driver"], fact, driver.mismatches(fact))
         elif fact.subject == "devices" and "devices" in named and "wrong" in fact.attributes:
@@ -214,6 +218,10 @@ def _in_use(fact: Fact, word: Severity) -> Iterator[Breach]:
     users = fact.told.get("users")
     if users:
         yield Breach(fact.name, "gpu.idle", f"other processes use the GPUs: {said(users)}", on_drift=word)
+
+
+def _number(found: str | None) -> str:
+    return "no GPU" if found in (None, "0") else f"{found} GPU" + ("s" if found != "1" else "")
 
 
 def _unfit(wish: Wish, fact: Fact, wrong: Iterable[tuple[str, str]]) -> Iterator[Breach]:

@@ -114,7 +114,7 @@ def _broken(
 def _against(fact: Fact, name: str, key: str, pin: PackagePin) -> Iterator[Breach]:
     version = str(fact.attributes.get("version", ""))
     if pin.version and not satisfies(version, pin.version):
-        text = f"{name} {version or 'without a version'}, pinned {pin.version}"
+        text = f"{name} {pin.version} pinned, {version or 'no version'} found"
         yield Breach(fact.name, key, text, "version", pin.version, version, on_drift=pin.on_drift)
     for attribute, label in _EXACT.items():
         wanted = getattr(pin, attribute)
@@ -130,7 +130,7 @@ def _pinned(label: str, found: str, wanted: str) -> str:
     from lockd.probes.python import brief
 
     said, pinned = brief.digest_pair(found, wanted)
-    return f"{label} {said}, pinned {pinned}"
+    return f"{label} {pinned} pinned, {said} found"
 
 
 def satisfies(version: str, wanted: str) -> bool:

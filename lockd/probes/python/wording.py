@@ -46,8 +46,15 @@ def package_line(difference: Difference) -> str:
         absent = [pin.text for pin in difference.breaches if pin.found is None]
         return f"{_titled(name, before)} is gone" if before else next(iter(absent), f"{name} is not installed")
     if "lock" not in difference.against:
-        return f"{name} " + "; ".join(pin.text.removeprefix(f"{name} ") for pin in difference.breaches)
+        return _pins(name, difference, after)
     return _changed(name, difference, before, after)
+
+
+def _pins(name: str, difference: Difference, after: Fact | None) -> str:
+    """The broken pins alone, that of the version first: `torch 2.11.0+cu128 pinned, 2.11.0+cu130 found; CUDA …`."""
+    ordered = sorted(difference.breaches, key=lambda pin: pin.attribute != "version")
+    text = "; ".join(dict.fromkeys(pin.text for pin in ordered))
+    return text if text.startswith(f"{name} ") else f"{_titled(name, after)}: {text}"
 
 
 def _titled(name: str, fact: Fact | None) -> str:
