@@ -74,10 +74,19 @@ def _step(
     name = package_name(one.name)
     others = {resolved(path) for path in environment.owned_by_others([name])}
     now = {resolved(path) for path in environment.files_of(name)}
-    gone = sorted(now - wanted - others)
+    gone = _own(environment, now - wanted - others, wanted)
     stale = byte_code([*gone, *(act.row.path for act in acts)])
     acts += [Act(Row(path, NOTHING), _TAKEN) for path in dict.fromkeys([*gone, *stale])]
     return Step(one.name, "", tuple(acts), tuple(_emptied(environment, gone)), wanted=frozenset(wanted))
+
+
+def _own(environment: Environment, paths: set[str], wanted: Iterable[str]) -> list[str]:
+    """Of paths that should go, those of the environment: within its prefix, or beside what was kept.
+
+    A link that was put in the place of a site folder may lead anywhere, and nothing is taken away there.
+    """
+    prefix, beside = os.path.realpath(environment.prefix) + "/", {os.path.dirname(path) for path in wanted}
+    return sorted(path for path in paths if path.startswith(prefix) or os.path.dirname(path) in beside)
 
 
 def _emptied(environment: Environment, gone: Iterable[str]) -> Iterator[str]:
@@ -180,7 +189,7 @@ def python(ground: Ground, one: Difference, named: bool) -> Iterator[Outcome]:
         return
     acts = list(pending(rows, ground.disk, ground.kept))
     wanted = {row.path for row in rows}
-    gone = sorted({resolved(path) for path in environment.start_up()} - wanted)
+    gone = _own(environment, {resolved(path) for path in environment.start_up()} - wanted, wanted)
     stale = [*byte_code([*gone, *(act.row.path for act in acts)])]
     acts += [Act(Row(path, NOTHING), _TAKEN) for path in dict.fromkeys([*gone, *stale])]
     if acts:
@@ -215,7 +224,11 @@ def unowned(ground: Ground, one: Difference, named: bool) -> Iterator[Outcome]:
     was, now = manifest_of(ground, one.name), ground.report.sight.manifests().get(one.name, {})
     rows = ground.rows(one.name)
     acts = list(pending(rows or [], ground.disk, ground.kept))
-    new = sorted(resolved(environment.absolute(path)) for path in now.keys() - was.keys())
+    added = {resolved(environment.absolute(path)) for path in now.keys() - was.keys()}
+    new = _own(environment, added, {row.path for row in rows or ()})
+    if behind := len(added) - len(new):
+        todo = "look at who put the link there; what it leads to is not lockd's to take away"
+        yield Said(one.name, f"{behind} new behind a link out of the environment", todo)
     if new and not (named or ground.findings[one.name].severity == "block"):
         todo = f"lockd restore {names_argument(one.name)} --apply takes them away; --all takes all that was added"
         some = ", ".join(shown(path) for path in new[:_NAMED])
