@@ -96,13 +96,14 @@ def current(environ: Mapping[str, str] | None = None) -> Origin:
     )
 
 
-def of(pid: int, uid: int) -> Origin:
-    """Who is behind another process, as far as /proc tells; its uid as the kernel told it."""
+def of(pid: int, uid: int, environ: Mapping[str, str] | None = None) -> Origin:
+    """Who is behind another process, as far as /proc and its variables tell; its uid as the kernel told it."""
     login = parse_login_uid(_read(f"/proc/{pid}/loginuid"))
     return Origin(
         user=user_name(uid),
         uid=uid,
         pid=pid,
+        sudo_user=shown((environ or {}).get("SUDO_USER", ""))[:64] or None,
         login_uid=login,
         login_user=None if login is None else user_name(login),
         ways=ways_in(chain(pid, _process), parse_unit(_read(f"/proc/{pid}/cgroup"))),

@@ -55,24 +55,27 @@ class Override:
         return told if self.once else {**told, "until": stamp(self.until)}
 
 
-def may(policy: Policy, uid: int | None = None) -> bool:
-    """Whether a user (None: this one) may override: root, the policy's owner, members of `launch.override_group`."""
+def may(policy: Policy, uid: int | None = None, gid: int | None = None) -> bool:
+    """Whether a user (None: this one) may override: root, the policy's owner, members of `launch.override_group`.
+
+    gid: a group that the kernel says the user is in, whatever the account's are.
+    """
     user = os.geteuid() if uid is None else uid
     group = policy.launch.override_group
-    return user in (0, policy.owner) or (group is not None and _is_member(user, group))
+    return user in (0, policy.owner) or (group is not None and _is_member(user, group, gid))
 
 
-def check_may(policy: Policy, uid: int | None = None) -> None:
+def check_may(policy: Policy, uid: int | None = None, gid: int | None = None) -> None:
     """RefusedError for who may not."""
-    if may(policy, uid):
+    if may(policy, uid, gid):
         return
     group = policy.launch.override_group
     who = f"root, the owner of the policy{f' and members of {group}' if group else ''} may"
     raise RefusedError("this user may not override the policy", where=policy.path, hint=who)
 
 
-def _is_member(user: int, group: str) -> bool:
-    """By the groups of this process, or for somebody else by those of the account."""
+def _is_member(user: int, group: str, gid: int | None) -> bool:
+    """By the groups of this process, or for somebody else by `gid` and those of the account."""
     import grp
     import pwd
 
@@ -80,6 +83,8 @@ def _is_member(user: int, group: str) -> bool:
         number = grp.getgrnam(group).gr_gid
         if user == os.geteuid():
             return number in (os.getegid(), *os.getgroups())
+        if number == gid:
+            return True
         account = pwd.getpwuid(user)
         return number in os.getgrouplist(account.pw_name, account.pw_gid)
     except (KeyError, OSError):

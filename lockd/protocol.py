@@ -9,6 +9,7 @@ one request and reads frames until one holds `answer` or `error`; those before i
 | `status` | | `lockd status --json`, after every event up to now was read |
 | `writers` | | who is behind each finding, and who put facts back, as far as that was observed |
 | `launch` | `hook` (its version), `policy` (path), `launch` | `hook`: exit code and lines for stderr |
+| `launch` | `gate` = `run`, `override`, and what `verify` takes | `outcome`, `lines` for stderr, `run`, `inside` |
 | `verify` | `policy`, `lock`, `launch`, … (`client.question`) | verdict, exit code, document or text |
 
 `error` has what, where, hint; `direct` true: the daemon can't answer for this client, who looks for itself.

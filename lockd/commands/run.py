@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockd.errors import CANNOT_LOOK, LockdError
@@ -54,11 +54,12 @@ def run(args: argparse.Namespace) -> int:
     metrics = _metrics(args.metric)
     launch = gate.launch(argv)
     path = gate.find(argv, launch.environ)
-    answer = _ask(args, launch)
+    supervised = bool(args.wait or metrics)  # who stays looks again at the end, with what this look knows
+    answer = (None if supervised or args.notes or args.debug else _ask_daemon(args, launch)) or _ask(args, launch)
     _say(answer)
     if answer.outcome != "admitted":
         return answer.code
-    if args.wait or metrics:
+    if supervised:
         return _supervised(args, path, launch, answer, metrics)
     return _become(path, launch, answer, args)
 
@@ -69,6 +70,35 @@ def _metrics(words: Sequence[str]) -> list[Metric]:
     from lockd import supervise
 
     return [supervise.metric(word) for word in words]
+
+
+def _ask_daemon(args: argparse.Namespace, launch: Launch) -> Answer | None:
+    """The decision of a live daemon of this policy, which records it; it looks in memory, after its last event."""
+    from lockd import client
+    from lockd.session import find_policy
+
+    told = client.launch(find_policy(args), launch, args.override, trust_unmapped=args.trust_unmapped, said=_waiting())
+    if told is None:
+        return None
+    from lockd.gates.admit import Answer
+
+    return Answer(told["outcome"], tuple(map(str, told["lines"])), run=told["run"])
+
+
+def _waiting() -> Callable[[str], None] | None:
+    """Says once what the daemon is doing, to a person at a terminal."""
+    if not sys.stderr.isatty():
+        return None
+    told: list[str] = []
+
+    def say(text: str) -> None:
+        if not told:
+            from lockd.report.text import safe
+
+            told.append(text)
+            print(safe(f"lockd: waiting for the daemon: {text}"), file=sys.stderr)
+
+    return say
 
 
 def _ask(args: argparse.Namespace, launch: Launch) -> Answer:
@@ -109,8 +139,23 @@ def _become(path: str, launch: Launch, answer: Answer, args: argparse.Namespace)
     try:
         gate.become(path, launch.argv, environ)
     except gate.NoProgram as error:
-        _finish(answer, error.code, look=False)
+        _finish(_with_state(args, answer), error.code, look=False)
         raise
+
+
+def _with_state(args: argparse.Namespace, answer: Answer) -> Answer:
+    """The answer with the state that it is recorded in, where the daemon recorded it in this user's."""
+    if answer.state is not None or answer.run is None:
+        return answer
+    from lockd import state
+    from lockd.plain import replace
+    from lockd.session import find_policy
+
+    try:
+        own = state.open(find_policy(args), create=False)
+    except LockdError:
+        return answer
+    return replace(answer, state=own)
 
 
 def _supervised(args: argparse.Namespace, path: str, launch: Launch, answer: Answer, metrics: Sequence[Metric]) -> int:

@@ -164,7 +164,7 @@ class Daemon:
                 self._verify(client, request)
             elif asked == "launch":
                 answer = partial(self._answer, client)
-                self.launches.ask(client.peer, request, answer, partial(self._refuse, client))
+                self.launches.ask(client.peer, request, answer, partial(self._refuse, client), client.left)
             else:
                 self._refuse(client, LookError(f"there is nothing like {asked!r} to ask"))
         except (TypeError, ValueError, KeyError, AttributeError) as error:

@@ -42,7 +42,7 @@ Outcome = Literal["admitted", "refused", "blind"]
 class Asked:
     """A launch that asks. policy: its absolute path. override: why it should start in spite of a block.
 
-    pid: the process that is, or becomes, the launch. who: who asks; this process's own user by default. look: what
+    pid: the process that is, or becomes, the launch. who, gid: who asks; this process's own user by default. look: what
     was seen, where somebody else looked (the daemon); a look of the gate's own by default.
     """
 
@@ -53,6 +53,7 @@ class Asked:
     override: str | None = None
     trust_unmapped: bool = False
     who: Origin | None = None
+    gid: int | None = None
     look: Callable[[Policy, Lock | None, Launch], Report] | None = None
     progress: Callable[[int, int], None] | None = None
 
@@ -216,7 +217,7 @@ def _override(scene: _Scene, report: Report) -> Override | None:
 
     if scene.asked.override is None or report.verdict not in ("block", "unknown"):
         return report.override
-    overrides.check_may(report.policy, scene.who.uid)
+    overrides.check_may(report.policy, scene.who.uid, scene.asked.gid)
     nothing = Finding("policy:lock", "unreadable", "block", ("lock",), "no known-good yet", "")
     found = overrides.new(report.findings or (nothing,), scene.asked.override, scene.who, overrides.LONGEST)
     return overrides.once(found)
