@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import venv
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,19 @@ def test_verify_is_as_its_schema_says(scene: Scene) -> None:
 def test_verify_without_a_lock_is_as_its_schema_says(scene: Scene) -> None:
     scene.lock.unlink()
     assert valid(scene.verify().document, "verify")["lock"] is None
+
+
+def test_accept_is_as_its_schema_says(scene: Scene) -> None:
+    drift(scene)
+    answer = scene.accept("--json", "--dry-run", "--only", "file:" + str(scene.root / "job" / "model.py"))
+    planned = valid(answer.document, "accept")
+    assert planned["recorded"] is False and planned["generation"] == 2
+    assert [one["change"] for one in planned["differences"]] == ["missing"]
+    refused = scene.accept("--json")
+    assert refused.code == 1 and valid(refused.document, "error")["error"]["what"]
+    shutil.rmtree(next((scene.root / "env" / "lib").glob("python3*/site-packages/sglang-0.5.dist-info")))
+    recorded = valid(scene.accept("--json").document, "accept")
+    assert recorded["recorded"] is True and {one["change"] for one in recorded["differences"]} >= {"added", "missing"}
 
 
 def test_errors_are_as_their_schema_says(scene: Scene) -> None:
