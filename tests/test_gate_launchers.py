@@ -61,7 +61,8 @@ def start(scene: Gated, *words: str, **env: str) -> subprocess.CompletedProcess[
     return subprocess.run(argv, env=variables, stdin=subprocess.DEVNULL, **how)  # type: ignore[call-overload, no-any-return]
 
 
-TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "job/train.py")
+# three restarts: gloo itself now and then fails to connect in the first moments of one
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=3", "job/train.py")
 ACCELERATE: tuple[str, ...] = (
     "accelerate",
     "launch",
