@@ -203,7 +203,7 @@ def _planner(one: Difference) -> Planner:
 
 
 _TODO = {
-    "tree": "lockd keeps no data: bring it back from where it came from",
+    "tree": "lockd keeps no data: bring back what is gone, move out what is new; lockd diff names it",
     "git": "check that commit out, and put the edits back: lockd touches no repository",
     "gpu": "install that driver on the host, or bring the GPU back: lockd does not touch it",
     "host": "set it on the host: lockd does not touch it",

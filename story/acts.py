@@ -41,8 +41,9 @@ class Act:
 def _patch(box: Box) -> None:
     path = next((box.container.path / "root/venv/lib").glob(f"python3*/site-packages/{TRACE}"))
     inside = "/" + str(path.relative_to(box.container.path))
+    # -n: a swap file beside the source, for as long as the editor is open, is a drift of its own: unowned:train
     line = "    return _is_fx_tracing_flag and not compiling()"
-    box.hand(f"vim.tiny -es -c '%s/^{line}$/    return False/' -c 'w' -c 'sleep 300m' -c 'q' {inside} </dev/null")
+    box.hand(f"vim.tiny -n -es -c '%s/^{line}$/    return False/' -c 'w' -c 'sleep 300m' -c 'q' {inside} </dev/null")
     assert "return False\n\n\ndef compiling" in path.read_text()
 
 
