@@ -394,7 +394,8 @@ def _argv(argv: Iterable[str]) -> tuple[str, ...]:
     left = _ARGUMENTS
     for word in argv:
         if left <= 0:
-            return (*secrets.mask_argv(kept), "…")
-        kept.append(shown(word[:left]))
+            break
+        kept.append(word[:left])
         left -= len(word) + 1
-    return secrets.mask_argv(kept)
+    masked = tuple(map(shown, secrets.mask_argv(kept)))  # in this order: `shown` writes what quotes a secret anew
+    return masked if left > 0 else (*masked, "…")
