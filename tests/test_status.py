@@ -112,7 +112,7 @@ def test_a_launch_that_no_gate_saw_is_recorded_once(job: tuple[Scene, Path, Path
     decider.standing = Standing(report)
     scribe = Scribe(opened, lambda event, **_: said.append(event))
     scribe.start()
-    rounds = Rounds(decider, scribe, lambda event, **_: said.append(event), grace=0)  # type: ignore[arg-type]
+    rounds = Rounds(decider, opened, scribe, lambda event, **_: said.append(event), grace=0)  # type: ignore[arg-type]
     for _ in range(4):
         rounds.round()
     assert scribe.flush(20)

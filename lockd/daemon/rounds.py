@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lockd import origin, running, runs
+from lockd.gates import ending
 from lockd.look import Launch
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lockd.daemon.decide import Decider
     from lockd.daemon.scribe import Scribe
     from lockd.running import Running
+    from lockd.state import State
     from lockd.store import Store
 
 EVERY = 30.0  # seconds between two rounds
@@ -33,6 +35,7 @@ class Rounds(threading.Thread):
     def __init__(
         self,
         decider: Decider,
+        state: State | None,
         scribe: Scribe,
         say: Callable[..., None],
         every: float = EVERY,
@@ -40,7 +43,7 @@ class Rounds(threading.Thread):
     ) -> None:
         super().__init__(name="rounds", daemon=True)
         self._grace = grace
-        self._decider, self._scribe, self._say, self._every = decider, scribe, say, every
+        self._decider, self._state, self._scribe, self._say, self._every = decider, state, scribe, say, every
         self._end = threading.Event()
         self._seen: set[tuple[int, int]] = set()
         self._told: set[tuple[int, int]] = set()
@@ -70,7 +73,7 @@ class Rounds(threading.Thread):
             self._told |= {(one.pid, one.start) for one in late}
             self._scribe.do(lambda store: self._record(store, late, report))
         elif self._runs_open:
-            self._scribe.do(runs.settle)
+            self._scribe.do(self._settle)
         self._runs_open = bool(here)
 
     _runs_open = True
@@ -79,8 +82,12 @@ class Rounds(threading.Thread):
         key = (one.pid, one.start)
         return key in self._seen and key not in self._told and time.time() - one.started >= self._grace
 
+    def _settle(self, store: Store) -> None:
+        if self._state is not None:
+            ending.settle(self._state, store)
+
     def _record(self, store: Store, late: list[Running], report: Report) -> None:
-        runs.settle(store)
+        self._settle(store)
         known = [process for run in runs.running(store) for process in run.body.get("processes", ())]
         for one in late:
             mine = any(process.get("pid") == one.pid and process.get("start") == one.start for process in known)

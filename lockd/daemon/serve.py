@@ -22,6 +22,7 @@ from lockd.clock import stamp
 from lockd.daemon import notify, place
 from lockd.daemon import status as statuses
 from lockd.daemon.decide import Decider, Question
+from lockd.daemon.ends import Ends
 from lockd.daemon.launches import Launches
 from lockd.daemon.reader import Reader
 from lockd.daemon.rounds import Rounds
@@ -69,7 +70,8 @@ class Daemon:
         self.scribe = Scribe(opened, log.say)
         self.decider = Decider(subject, self.scribe, held.cookies, log.say)
         self.reader = Reader(self.decider, opened, log.say)
-        self.rounds = Rounds(self.decider, self.scribe, log.say)
+        self.rounds = Rounds(self.decider, opened, self.scribe, log.say)
+        self.ends = Ends(opened, self.scribe, log.say)
         self.launches = Launches(self.decider, self.moving)
         self.server = Server(listeners, self._handle, self._waiting_for)
         self._stopping = self._hangup = self._ready = False
@@ -80,7 +82,7 @@ class Daemon:
     def serve(self) -> int:
         """Until SIGTERM or SIGINT. 0, or 3 where a worker died."""
         self._signals()
-        workers: list[threading.Thread] = [self.scribe, self.decider, self.reader, self.rounds]
+        workers: list[threading.Thread] = [self.scribe, self.decider, self.reader, self.rounds, self.ends]
         for worker in workers:
             worker.start()
         log.say("started", policy=self.subject.path, version=__version__, pid=os.getpid())
@@ -117,6 +119,7 @@ class Daemon:
         notify.notify("STOPPING=1")
         self.reader.stop()
         self.rounds.stop()
+        self.ends.stop()
         self.decider.stop()
         self.decider.join(_ENDING)
         self.scribe.event(Event(stamp(), "daemon", f"stopped: {died} died" if died else "stopped"))
