@@ -177,6 +177,9 @@ def test_the_writer_is_that_of_the_findings_own_path(recording: Recording) -> No
     other = Who("observed", pid=8, exe="/bin/other")
     hints = [Hint("/elsewhere/x", "changed", who=other, at=1.0)] * 5
     hints.append(Hint(str(recording.path), "changed", who=mine, at=1_800_000_000.0))
+    beside = Hint(str(recording.path.with_name("other.py")), "changed", who=other)
+    (unseen,) = standing.mark(report, {}, [beside], dict).values()
+    assert unseen.by is not None and unseen.by["confidence"] == "not observed"  # never another file's writer
     marks = standing.mark(report, {}, hints, dict)
     (mark,) = marks.values()
     assert mark.by is not None and mark.by["pid"] == 7 and mark.since == "2027-01-15T08:00:00Z"

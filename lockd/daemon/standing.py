@@ -71,14 +71,17 @@ def _own(fact: str, sight: Sight, hints: tuple[Hint, ...], manifests: Manifests)
     exact = [hint for hint in hints if hint.path == subject and hint.kind not in LOSSES]
     if exact:
         return exact
-    below = [
-        hint for hint in hints if hint.kind not in LOSSES and hint.path.startswith(tuple(f"{one}/" for one in roots))
-    ]
-    if fact.startswith("package:") and below:
-        names = {*sight.manifests().get(fact, ()), *manifests().get(fact, ())} if _several(below) else set()
-        files = [hint for hint in below if _is_in(hint.path, names)]
-        return files or below
+    if fact.startswith("file:"):  # another file's writer is not this one's; what moved a folder above it may be
+        return [hint for hint in hints if hint.folder and hint.kind not in LOSSES and _is_below(subject, hint.path)]
+    below = [hint for hint in hints if hint.kind not in LOSSES and any(_is_below(hint.path, one) for one in roots)]
+    if fact.startswith("package:") and _several(below):
+        names = {*sight.manifests().get(fact, ()), *manifests().get(fact, ())}
+        return [hint for hint in below if _is_in(hint.path, names)] if names else below
     return below
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(f"{folder}/")
 
 
 def _several(hints: list[Hint]) -> bool:
