@@ -298,6 +298,18 @@ def test_removed_without_a_trace(scene: Gated) -> None:
     assert scene.verify().code == 0
 
 
+def test_a_link_in_the_hook_s_place_leads_nowhere(scene: Gated) -> None:
+    """What a link in site-packages points to is never written: root may be the one who installs."""
+    assert scene.lockd("gate", "remove", "site", "--env", "train").code == 0
+    victims = [scene.root / "victim.py", scene.root / "victim.pth"]
+    for victim, name in zip(victims, ("lockd_gate.py", "lockd-gate.pth"), strict=True):
+        victim.write_text("precious")
+        (scene.site_packages / name).symlink_to(victim)
+    assert scene.lockd("gate", "install", "site", "--env", "train").code == 0
+    assert [victim.read_text() for victim in victims] == ["precious", "precious"]
+    assert not (scene.site_packages / "lockd_gate.py").is_symlink()
+
+
 def test_the_hook_is_no_drift_and_its_loss_is(scene: Gated) -> None:
     scene.launch(scene.train)  # byte-code lies beside it now
     assert scene.verify().code == 0 and scene.verify("--full").code == 0

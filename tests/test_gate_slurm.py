@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,3 +166,12 @@ def _batch(one: Slurm, name: str, script: str) -> tuple[str, str]:
             return told, out.read_text() if out.exists() else ""
         assert time.monotonic() < end, told
         time.sleep(0.2)
+
+
+def test_a_broken_policy_is_one_line_on_the_node(tmp_path: Path) -> None:
+    """Neither script ever shows a traceback: slurmd would keep it, and the reason would be lost in it."""
+    for deed in ("task", "health"):
+        command = [sys.executable, "-I", "-m", "lockd.gates.slurm", deed, "--policy", str(tmp_path / "none.toml")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and "Traceback" not in done.stderr
+        assert "none.toml" in done.stderr + done.stdout

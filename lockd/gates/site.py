@@ -155,9 +155,12 @@ def _check_self() -> None:
 
 
 def put(where: Place, module: bytes) -> None:
-    """Write both files, the module first."""
+    """Write both files, the module first. A link in a file's place goes; what it leads to is not the hook's."""
     try:
         _forget_bytecode(where.folder)
+        for path in (os.path.join(where.folder, name) for name in (MODULE, PTH)):
+            if os.path.islink(path):
+                os.unlink(path)
         atomic.write(os.path.join(where.folder, MODULE), module)
         atomic.write(os.path.join(where.folder, PTH), PTH_TEXT.encode())
     except OSError as error:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from lockd.errors import LockdError
 from lockd.gates import owned
 from lockd.gates.owned import Told
 
@@ -84,11 +85,23 @@ def main(argv: list[str]) -> int:
     if uid == str(os.geteuid()):
         os.environ["LOCKD_STATE"] = folder
     deed, policy, trust_unmapped = argv[0], _value(argv, "--policy"), "--trust-unmapped" in argv
-    return task(policy, trust_unmapped) if deed == "task" else health(policy, trust_unmapped)
+    try:
+        return task(policy, trust_unmapped) if deed == "task" else health(policy, trust_unmapped)
+    except LockdError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        sys.stderr.write(f"lockd: {error}{hint}\n")
+        return error.code
 
 
 def _value(words: list[str], option: str) -> str:
     return words[words.index(option) + 1] if option in words[:-1] else ""
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted under the step
+        return "/"
 
 
 def task(policy: str, trust_unmapped: bool) -> int:
@@ -102,7 +115,7 @@ def task(policy: str, trust_unmapped: bool) -> int:
     step = parent.parent if parent is not None else os.getppid()
     name = os.environ.get("SLURM_JOB_NAME", "")
     source = f"Slurm job {os.environ.get('SLURM_JOB_ID', '?')}"
-    launch = Launch(dict(os.environ), os.getcwd(), (), f"{source} {name}".strip())
+    launch = Launch(dict(os.environ), _folder(), (), f"{source} {name}".strip())
     with _turn(policy, step):
         answer = admit(Asked(policy, launch, "slurm", step, trust_unmapped=trust_unmapped))
         give_ticket(answer, step)
