@@ -32,7 +32,8 @@ def added(store: Store, found: Evidence, later: Facts, label: str, end: str) -> 
     if not wanted:
         return found
     kind, _, number = label.partition(":")
-    last = int(number) if kind == "run" and number.isdecimal() else None  # times are whole seconds, numbers tell which came later
+    # times are whole seconds, numbers tell which run came later
+    last = int(number) if kind == "run" and number.isdecimal() else None
     listed = [
         run
         for run in runs.listed(store, _MOST)
