@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lockd.disk import Disk
     from lockd.lastlook import LastLooks
     from lockd.probes import Manifest, Seen
+    from lockd.probes.bounded import Begun
     from lockd.rules import Policy
 
 
@@ -57,6 +58,7 @@ class Look:
     launch None: left out, and said so (the daemon). commands: whether `[[command]]` may run. secret_key: what keyed
     digests of secret variables are made with (`secrets.key`); None: there is no state to keep it in. only: the sections
     that this look is about, None for all. hooks: environment → digest of the site hook that lockd put into it.
+    begun: tools at work whose answers a probe will want.
     last: where last looks at large trees are kept. may_age: may this fact be that of the last look, where its rule has
     a `max_age`? aged: the facts that are.
     """
@@ -73,6 +75,7 @@ class Look:
     may_age: Callable[[str], bool] = lambda fact: False
     aged: list[str] = field(default_factory=list)
     not_looked: list[str] = field(default_factory=list)
+    begun: dict[str, Begun] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,28 @@ class Sight:
 
 def look_at(look: Look) -> Sight:
     """Run every probe of the policy."""
+    try:
+        _begin(look)
+        return _look_at(look)
+    finally:
+        while look.begun:  # the look was left before anybody asked for these answers
+            look.begun.popitem()[1].drop()
+
+
+def _begin(look: Look) -> None:
+    """Start what works by itself while the rest is looked at."""
+    rule = look.policy.gpu
+    if not rule or (look.only is not None and "gpu" not in look.only):
+        return
+    from lockd.probes import gpu
+
+    try:
+        gpu.begin(rule, look)
+    except Exception:  # noqa: S110  the probe itself meets it again, and says it
+        pass
+
+
+def _look_at(look: Look) -> Sight:
     from lockd.probes import rules
 
     facts: dict[str, Fact | Unknown] = {}

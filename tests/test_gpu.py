@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 
 from lockd import conditions
 from lockd.compare import compare
+from lockd.disk import Disk
 from lockd.facts import Fact, Facts, Unknown, environment_id
 from lockd.look import Look, Memo, Sight
-from lockd.probes import gpu
+from lockd.plain import replace
+from lockd.probes import Seen, bounded, gpu
 from lockd.probes.gpu import cards, driver, smi
-from lockd.rules import SYSTEM_KEYS, Policy, SystemRule
+from lockd.rules import SYSTEM_KEYS, GitRule, Policy, SystemRule
 from lockd.verdict import judge
 from tests import probing
 from tests.machine import Machine
@@ -432,3 +435,47 @@ def test_a_running_job_on_the_gpus_keeps_nobody_from_accepting(
     assert report.verdict == "block"
     names = frozenset(fact.name for fact in report.sight.facts.values())
     accept._check_pins(report, report.sight.facts, names)
+
+
+def test_nvml_works_while_the_rest_is_looked_at(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The driver is asked first: it has been at work when the sections before `[gpu]` are looked at."""
+    from lockd.look import look_at
+    from lockd.probes import git
+
+    started = tmp_path / "started"
+    program = f"open({str(started)!r}, 'w').close(); print('{{\"cards\": []}}')"
+    monkeypatch.setattr(cards, "NVML", (sys.executable, "-I", "-c", program))
+    there: list[bool] = []
+
+    def looks(rule: GitRule, look: Look) -> Seen:
+        deadline = time.monotonic() + 20
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        there.append(started.exists())
+        return Seen(())
+
+    monkeypatch.setattr(git, "look", looks)
+    policy = replace(held(gpus="locked"), git=(GitRule(str(tmp_path)),))
+    look = Look(policy, Disk())
+    look_at(look)
+    assert there == [True] and look.begun == {}
+
+
+def test_a_look_that_is_left_ends_what_it_began(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockd.look import look_at
+    from lockd.probes import git
+
+    monkeypatch.setattr(cards, "NVML", (sys.executable, "-I", "-c", "import time; time.sleep(600)"))
+    begun: list[bounded.Question] = []
+
+    def looks(rule: GitRule, look: Look) -> Seen:
+        begun.extend(one for one in look.begun.values() if isinstance(one, bounded.Question))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(git, "look", looks)
+    with pytest.raises(KeyboardInterrupt):
+        look_at(Look(replace(held(gpus="locked"), git=(GitRule("/nowhere"),)), Disk()))
+    (question,) = begun
+    assert question._process.poll() is not None

@@ -77,6 +77,16 @@ _PINNED = {"count": "count", "driver": "version"}
 _WORDS = {"count": "number of GPUs", "driver": "driver", "devices": "device nodes", "idle": "GPUs", "*": "GPUs"}
 
 
+def begin(rule: SystemRule, look: Look) -> None:
+    """Ask NVML where a setting is named, before the rest of the machine is looked at: its driver takes its time."""
+    if _settings(wishes(rule)):
+        from lockd.probes.gpu import cards
+
+        begun = cards.begin(ROOT)
+        if begun is not None:
+            look.begun["nvml"] = begun
+
+
 def look(rule: SystemRule, look: Look) -> Seen:
     """Read what the section names."""
     named = wishes(rule)
@@ -93,7 +103,7 @@ def look(rule: SystemRule, look: Look) -> Seen:
     if wanted:
         from lockd.probes.gpu.cards import cards
 
-        facts += [one for one in cards(ROOT, wanted) if _names_card(named, one.subject)]
+        facts += [one for one in cards(ROOT, wanted, look.begun.pop("nvml", None)) if _names_card(named, one.subject)]
         facts += _gone(named, facts)
     return Seen(tuple(facts))
 

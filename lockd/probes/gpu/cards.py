@@ -43,12 +43,19 @@ _COMPUTE = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 _IDLE = 1  # the throttle reason that only says that nothing runs
 
 
-def cards(root: str, wanted: Iterable[str]) -> list[Fact | Unknown]:
-    """A fact for each GPU with the settings that are wanted."""
+def begin(root: str) -> bounded.Begun | None:
+    """Ask NVML, whose driver takes its time, so that the rest can be looked at meanwhile. None: no NVIDIA GPU here."""
+    return bounded.begin((*NVML, *_pynvml()), SECONDS) if _has_nvidia(root) else None
+
+
+def cards(root: str, wanted: Iterable[str], begun: bounded.Begun | None = None) -> list[Fact | Unknown]:
+    """A fact for each GPU with the settings that are wanted. begun: where NVML was asked before."""
     names = frozenset(wanted)
     found: list[Fact | Unknown] = []
     if _has_nvidia(root):
-        found += _nvidia(names)
+        found += _nvidia(names, begun or bounded.begin((*NVML, *_pynvml()), SECONDS))
+    elif begun is not None:
+        begun.drop()
     first = len(found)
     for number, folder in enumerate(amd_cards(root)):
         found.append(_fact(first + number, *_amd(folder), names))
@@ -59,8 +66,8 @@ def _has_nvidia(root: str) -> bool:
     return any(os.path.exists(os.path.join(root, path)) for path in ("proc/driver/nvidia", "dev/nvidiactl"))
 
 
-def _nvidia(names: frozenset[str]) -> list[Fact | Unknown]:
-    answer = _ask()
+def _nvidia(names: frozenset[str], begun: bounded.Begun) -> list[Fact | Unknown]:
+    answer = _answer(begun)
     if isinstance(answer, str):
         return [Unknown("gpu", "*", shown(answer))]
     found: list[Fact | Unknown] = []
@@ -72,9 +79,9 @@ def _nvidia(names: frozenset[str]) -> list[Fact | Unknown]:
     return found
 
 
-def _ask() -> list[Mapping[str, Any]] | str:
+def _answer(begun: bounded.Begun) -> list[Mapping[str, Any]] | str:
     """Every card, or why nobody can tell."""
-    asked = bounded.ask((*NVML, *_pynvml()), SECONDS)
+    asked = begun.answer()
     if asked.problem:
         return f"NVML: {asked.problem}"
     try:
