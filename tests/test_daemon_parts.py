@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,11 @@ def test_the_writer_is_that_of_the_findings_own_path(recording: Recording) -> No
     beside = Hint(str(recording.path.with_name("other.py")), "changed", who=other)
     (unseen,) = standing.mark(report, {}, [beside], dict).values()
     assert unseen.by is not None and unseen.by["confidence"] == "not observed"  # never another file's writer
+    event = Hint(str(recording.path), "changed", who=mine, at=unseen.unseen + 0.5)  # read just after the look
+    (late,) = standing.mark(report, {f"file:{recording.path}": unseen}, [event], dict).values()
+    assert late.by is not None and late.by["pid"] == 7 and late.since == unseen.since
+    stranger = replace(event, at=unseen.unseen + 60)
+    assert list(standing.mark(report, {f"file:{recording.path}": unseen}, [stranger], dict).values()) == [unseen]
     marks = standing.mark(report, {}, hints, dict)
     (mark,) = marks.values()
     assert mark.by is not None and mark.by["pid"] == 7 and mark.since == "2027-01-15T08:00:00Z"

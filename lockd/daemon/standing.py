@@ -7,6 +7,7 @@ Never: guesses a writer from another path's hints while the finding's own paths 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -29,15 +30,20 @@ Manifests = Callable[[], Mapping[str, Mapping[str, str]]]
 
 @dataclass(frozen=True)
 class Mark:
-    """What is remembered of one finding. key: `history.key_of`. by: as JSON; None where nothing was observed."""
+    """What is remembered of one finding. key: `history.key_of`. by: as JSON; None where nothing was observed.
+
+    unseen: when a look found it before any event did (seconds since the epoch), else 0.
+    """
 
     key: str
     since: str
     by: Mapping[str, Any] | None = None
+    unseen: float = 0.0
 
 
 Marks = Mapping[str, Mark]
 Healed = Mapping[str, Mapping[str, Any]]  # fact → by
+_LATE = 1.0  # seconds that the event of a change may come after the look that found it
 _HEALED = 1_000  # facts of which it is remembered who put them back
 
 
@@ -49,8 +55,13 @@ def mark(report: Report, before: Marks, hints: Iterable[Hint], manifests: Manife
         if finding.fact.partition(":")[0] in LAUNCH_KINDS:
             continue
         key, old = key_of(finding), before.get(finding.fact)
-        if old is not None and old.key == key:
+        if old is not None and old.key == key and not old.unseen:
             marks[finding.fact] = old
+        elif old is not None and old.key == key:
+            late = [
+                hint for hint in _own(finding.fact, report.sight, listed, manifests) if hint.at - old.unseen <= _LATE
+            ]
+            marks[finding.fact] = Mark(key, old.since, writer(late).as_dict()) if late else old
         else:
             marks[finding.fact] = _new(finding, key, old, _own(finding.fact, report.sight, listed, manifests), now)
     return marks
@@ -59,7 +70,7 @@ def mark(report: Report, before: Marks, hints: Iterable[Hint], manifests: Manife
 def _new(finding: Finding, key: str, old: Mark | None, hints: list[Hint], now: str) -> Mark:
     """One that differs in another way than before stands since the first difference only if nothing is known of it."""
     if not hints:
-        return Mark(key, now, old.by if old else NO_PROCESS.as_dict())
+        return Mark(key, now, old.by) if old else Mark(key, now, NO_PROCESS.as_dict(), time.time())
     return Mark(key, stamp(min(hint.at for hint in hints)), writer(hints).as_dict())
 
 
