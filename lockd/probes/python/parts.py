@@ -205,7 +205,7 @@ class Parts:
         self._share_out(rest, findings, lambda path: drafts[ties.find(_keys(*self._top(path))[0])])
         for draft in drafts.values():
             if not draft.unknown and not any(isinstance(fact, Unknown) for fact, _ in draft.packages):
-                yield self._finished(draft)
+                yield self._finished(rest, draft)
 
     def _share_out(self, rest: survey.Survey, findings: survey.Findings, draft_of: Callable[[str], _Draft]) -> None:
         """Give each draft what was found under its names."""
@@ -233,9 +233,9 @@ class Parts:
         site = next(site for site in self.ground.sites if path.startswith(site + "/"))
         return site, path[len(site) + 1 :].partition("/")[0]
 
-    def _finished(self, draft: _Draft) -> Part:
+    def _finished(self, rest: survey.Survey, draft: _Draft) -> Part:
         keys = tuple(sorted(draft.keys))
-        files, checkouts = survey.places(self.ground, draft.stock)
+        files, checkouts = survey.places(rest.ground, draft.stock)
         shown = self._print(keys)
         return Part(
             keys,
