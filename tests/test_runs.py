@@ -100,7 +100,8 @@ def test_the_end_of_a_process_that_is_gone(store: Store) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)
-    gone = runs.begin(store, begun(child))  # a zombie is no living launch
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended; a zombie is no living launch
+    gone = runs.begin(store, begun(child))
     here = runs.begin(store, begun())
     runs.settle(store)
     os.waitpid(child, 0)
