@@ -57,9 +57,17 @@ class Environment:
             found |= {path for site in self.ground.sites for path in self._below(site, top)}
         return {path for path in found if self.ground.is_inside(path) and os.path.lexists(path)}
 
+    @cached_property
+    def _by_top(self) -> dict[tuple[str, str], list[str]]:
+        """The files of the site folders by the name directly under the folder: one pass, however many packages ask."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for site in self.ground.sites:
+            for name in self.ground.listing(site).files:
+                found.setdefault((site, name.partition("/")[0]), []).append(f"{site}/{name}")
+        return found
+
     def _below(self, site: str, top: str) -> Iterator[str]:
-        names = self.ground.listing(site).files
-        yield from (f"{site}/{name}" for name in names if name == top or name.startswith(top + "/"))
+        yield from self._by_top.get((site, top), ())
 
     def owned_by_others(self, names: Iterable[str]) -> set[str]:
         """The paths that packages beside these list."""
