@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from lockd.facts import ABSENT, Fact, Facts, Unknown, Value, set_digest, shown
+from lockd.facts import ABSENT, LAUNCH_KINDS, Fact, Facts, Unknown, Value, set_digest, shown
 from lockd.findings import Against, Breach, ChangeKind, Difference, FileChanges
 from lockd.plain import replace
 
@@ -144,7 +144,9 @@ def _attributes(locked: Fact | None, found: Fact | None) -> dict[str, tuple[Valu
     """The attributes that differ; for a fact without any that came or went, `absent`."""
     before, after = _present(locked), _present(found)
     if before is None and after is None:
-        return {}
+        # a rule that the lock has never seen, over something that is not there: nobody accepted that
+        unseen = locked is None and found is not None and found.kind not in LAUNCH_KINDS
+        return {"absent": (None, True)} if unseen else {}
     old, new = before if before is not None else ABSENT, after if after is not None else ABSENT
     names = sorted({*old, *new})
     moved = {name: (old.get(name), new.get(name)) for name in names if not _same(old.get(name), new.get(name))}

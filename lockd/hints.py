@@ -51,6 +51,8 @@ def short_name(name: str, policy: Policy) -> str:
 def _way_back(difference: Difference, policy: Policy, rule: Any) -> list[str]:
     kind, _, subject = difference.name.partition(":")
     short = short_name(difference.name, policy)
+    if difference.change == "missing" and difference.expected is None and not difference.breaches:
+        return ["lockd diff", "the policy names it since the last accept: put it there, or correct the policy"]
     if kind == "env":
         return [f"lockd diff; start the launch {_variable(difference, subject)}"]
     if kind == "python" and any(pin.attribute == "gate" for pin in difference.breaches):

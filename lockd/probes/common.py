@@ -49,7 +49,7 @@ def plain_word(difference: Difference) -> str | None:
     """The line for what is gone, new or could not be read; None for what changed, which each kind words by itself."""
     subject = difference.name.partition(":")[2]
     if difference.change == "missing":
-        return f"{subject} is gone"
+        return f"{subject} is gone" if difference.expected else f"{subject} is not there, and the lock never saw it"
     if difference.change == "added":
         return f"{subject} is new"
     if isinstance(difference.found, Unknown):

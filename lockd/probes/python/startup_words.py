@@ -18,6 +18,8 @@ def word(difference: Difference) -> str:
     """One line about a changed `python:ENV`."""
     subject = difference.name.partition(":")[2]
     if difference.change in ("missing", "added", "unreadable"):
+        if difference.change == "missing" and difference.expected is None:
+            return f"python {subject} is not there, and the lock never saw it"
         reason = difference.found.reason if isinstance(difference.found, Unknown) else ""
         return f"python {subject} {_PLAIN[difference.change]}{': ' + reason if reason else ''}"
     clauses = [breach.text for breach in difference.breaches if breach.attribute == hook.BREACH]
