@@ -332,3 +332,12 @@ def test_recording_nothing_imports_no_sqlite(place: State) -> None:
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_entry_of_the_log_is_one_line_whatever_a_command_held() -> None:
+    from lockd.commands.log import _line
+    from lockd.store import Event, Logged
+
+    by = {"user": "root", "cmdline": ["sh", "-c", "echo a\necho b"]}
+    event = Event(at="2026-11-30T22:00:00Z", kind="drift", message="x\ny", by=by)
+    assert "\n" not in _line(Logged(1, event, "", ""))

@@ -139,7 +139,8 @@ def _line(entry: Logged) -> str:
     subject = (event.fact or "").partition(":")[2]
     about = f" {event.fact}:" if event.fact and subject not in event.message else ""
     by = "" if event.by is None else f"  [{_who(dict(event.by))}]"
-    return safe(f"{entry.id:>5}  {event.at}  {event.kind:<8}{about} {event.message}{by}")
+    line = f"{entry.id:>5}  {event.at}  {event.kind:<8}{about} {event.message}{by}"
+    return safe(line.replace("\n", "\\n"))  # an entry is one line, whatever a command line held
 
 
 def _who(by: dict[str, Any]) -> str:
