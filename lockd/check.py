@@ -237,7 +237,7 @@ def _secret_key(policy: Policy, state: State | None) -> bytes | None:
         return None
     from lockd import secrets
 
-    return secrets.key(os.path.join(state.folder, "secret.key"))
+    return secrets.key(state.secret_key_path)
 
 
 def _hooks(policy: Policy, state: State | None) -> Mapping[str, str]:

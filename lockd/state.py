@@ -58,7 +58,7 @@ class State:
 
     @property
     def secret_key_path(self) -> str:
-        return os.path.join(self.folder, "secrets.key")
+        return os.path.join(self.folder, "secret.key")
 
     def store(self, *, create: bool = False) -> Store | None:
         """The store, opened; None where there is none yet. Whoever asks closes it."""
