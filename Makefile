@@ -3,6 +3,9 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+SHORT := not slow and not container and not slurm and not network
+# A file's tests share what they set up, so a file goes to one worker.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
 help:  ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -20,7 +23,8 @@ story: $(READY)  ## act out the story in a real container (root; lxc, mmdebstrap
 
 test: $(READY)  ## lint, types and the tests that take seconds
 	@bash scripts/check $(VENV)
-	@$(PY) -m pytest -m "not slow and not container and not slurm and not network"
+	@failed=0; $(PY) -m pytest $(PARALLEL) -m "$(SHORT) and not alone" || failed=1; \
+	$(PY) -m pytest -m "$(SHORT) and alone" || failed=1; exit $$failed
 
 test-long: $(READY)  ## the tests that take minutes: real torch, containers, Slurm (what the machine allows)
 	@$(PY) -m pytest -m "slow or container or slurm or network" -rs

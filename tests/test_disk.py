@@ -19,6 +19,8 @@ from lockd import walk
 from lockd.disk import Disk, Entry, Tree, Trouble
 from lockd.globs import matches
 
+pytestmark = pytest.mark.alone
+
 
 def naive(root: Path) -> dict[str, tuple[str, int, int]]:
     """Every path under root by os.walk: (kind, size, inode)."""

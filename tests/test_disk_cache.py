@@ -17,6 +17,8 @@ from lockd import hashing, walk
 from lockd.disk import Disk, Tree, Trouble
 from tests.test_disk import naive, seen
 
+pytestmark = pytest.mark.alone
+
 
 class Place(NamedTuple):
     """A tree to look at and the folder of its cache."""

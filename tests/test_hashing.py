@@ -20,6 +20,8 @@ import pytest
 from lockd import pool
 from lockd.hashing import GRAIN, Hashed, hash_file, hash_files, read_file, remote_devices
 
+pytestmark = pytest.mark.alone
+
 
 def settle() -> None:
     """Let file times fall behind the clock's grain."""
