@@ -3,7 +3,8 @@
 Always holds: one difference a fact, whatever it differs from. The order of the input never matters, and facts
 compared with themselves give nothing. A thing that is absent on both sides is no difference; one that could not be
 read is `unreadable`, never equal. A `grow` set is compared by its locked entries alone. Facts of an environment that
-is gone, or that could not be read, fold into the one difference about that environment.
+is gone, or that could not be read, fold into the one difference about that environment; what a half-done removal left,
+into that about its package.
 Never: reads the machine, a clock or the policy's severities, or guesses a cause that no requirement states.
 """
 
@@ -36,8 +37,9 @@ def compare(expected: Facts | None, found: Facts, breaches: Iterable[Breach] = (
             differences[name] = difference
     # 2. what an absent or unreadable environment takes with it
     differences = _fold(differences, {_environment(name) for name, fact in found.items() if not _is_absent(fact)})
+    differences = _with_leftovers(differences)
     # 3. what brought what
-    causes = _causes(differences) | _removals(differences)
+    causes = _causes(differences)
     return tuple(replace(one, because=causes.get(name)) for name, one in differences.items())
 
 
@@ -293,9 +295,9 @@ def _name(requirement: str) -> str:
     return "-".join(part for part in requirement[:end].lower().replace("_", "-").replace(".", "-").split("-") if part)
 
 
-def _removals(differences: Mapping[str, Difference]) -> dict[str, str]:
-    """`unowned:ENV` → the package that is gone, where all that is new there is what its half-done removal left."""
-    causes = {}
+def _with_leftovers(differences: dict[str, Difference]) -> dict[str, Difference]:
+    """`unowned:ENV` folds into the package that is gone, where all that is new there is what its removal left."""
+    kept = dict(differences)
     for name, one in differences.items():
         if not name.startswith("unowned:") or not isinstance(one.found, Fact):
             continue
@@ -308,8 +310,9 @@ def _removals(differences: Mapping[str, Difference]) -> dict[str, str]:
         gone = [other for other, two in differences.items() if other.startswith(of) and two.change == "missing"]
         cause = next((other for other in gone if _left_by(other[len(of) :], left)), None)
         if cause is not None:
-            causes[name] = cause
-    return causes
+            kept[cause] = replace(kept[cause], left=left)
+            del kept[name]
+    return kept
 
 
 def _left_by(package: str, names: tuple[str, ...]) -> bool:

@@ -53,8 +53,7 @@ class Environment:
         found = {package.absolute(path) for path in (*package.listed, *package.notes) if not path.endswith(".pyc")}
         for one in package.distributions:
             found |= set(self._below(one.site, one.folder))
-        for top in packages.leftovers(self.ground, self.stock.values()).get(name, ()):
-            found |= {path for site in self.ground.sites for path in self._below(site, top)}
+        found |= self.below(packages.leftovers(self.ground, self.stock.values()).get(name, ()))
         return {path for path in found if self.ground.is_inside(path) and os.path.lexists(path)}
 
     @cached_property
@@ -65,6 +64,10 @@ class Environment:
             for name in self.ground.listing(site).files:
                 found.setdefault((site, name.partition("/")[0]), []).append(f"{site}/{name}")
         return found
+
+    def below(self, tops: Iterable[str]) -> set[str]:
+        """Every file under these names right in a site folder."""
+        return {path for top in tops for site in self.ground.sites for path in self._below(site, top)}
 
     def _below(self, site: str, top: str) -> Iterator[str]:
         yield from self._by_top.get((site, top), ())

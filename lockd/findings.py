@@ -60,7 +60,7 @@ class Difference:
 
     expected, found: None where the lock, or the machine, has no such fact (ABSENT on the machine counts as none).
     attributes: name → (locked, found) of those that differ. breaches: the pins that it breaks. files: None where not
-    known. because: name of the fact that brought this one.
+    known. because: name of the fact that brought this one. left: `~` names that the removal of a package left behind.
     """
 
     name: str
@@ -72,6 +72,7 @@ class Difference:
     breaches: tuple[Breach, ...] = ()
     files: FileChanges | None = None
     because: str | None = None
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

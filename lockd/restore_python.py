@@ -73,7 +73,7 @@ def _step(
     wanted = {row.path for row in rows}
     name = package_name(one.name)
     others = {resolved(path) for path in environment.owned_by_others([name])}
-    now = {resolved(path) for path in environment.files_of(name)}
+    now = {resolved(path) for path in environment.files_of(name) | environment.below(one.left)}
     gone = _own(environment, now - wanted - others, wanted)
     stale = byte_code([*gone, *(act.row.path for act in acts)])
     acts += [Act(Row(path, NOTHING), _TAKEN) for path in dict.fromkeys([*gone, *stale])]

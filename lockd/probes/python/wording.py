@@ -44,7 +44,8 @@ def package_line(difference: Difference) -> str:
         return f"{_titled(name, after)} is new{_aside(_standing(after))}"
     if difference.change == "missing":
         absent = [pin.text for pin in difference.breaches if pin.found is None]
-        return f"{_titled(name, before)} is gone" if before else next(iter(absent), f"{name} is not installed")
+        left = f"; its removal left {', '.join(difference.left)}" if difference.left else ""
+        return f"{_titled(name, before)} is gone{left}" if before else next(iter(absent), f"{name} is not installed")
     if "lock" not in difference.against:
         return _pins(name, difference, after)
     return _changed(name, difference, before, after)
