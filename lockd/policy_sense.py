@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from lockd.toml_lines import KeyPath, dotted
-from lockd.wellformed import absolute, package
+from lockd.wellformed import absolute, cut, package
 
 if TYPE_CHECKING:
     from lockd.policy_shape import Mistake
@@ -51,6 +51,7 @@ def _all(document: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     for at, rule in _tables(document, "command"):
         if rule.get("run") == []:
             yield ("command", at, "run"), "is empty; write the command and its arguments"
+        yield from _program(at, rule.get("run"))
     variables = document.get("env")
     for name, rule in variables.items() if isinstance(variables, dict) else ():
         if isinstance(rule, dict):
@@ -117,6 +118,13 @@ def _packages(at: int, rule: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         for glob in forbidden:
             if fnmatchcase(normal, glob.lower().replace("_", "-").replace(".", "-")):
                 yield key, f'pinned here and forbidden by "{glob}" of python[{at}].forbid'
+
+
+def _program(at: int, run: Any) -> Iterator[tuple[KeyPath, str]]:
+    """A command is started by an absolute path, or by a name that is looked up in a fixed PATH."""
+    program = run[0] if isinstance(run, list) and run else None
+    if isinstance(program, str) and "/" in program and not program.startswith("/"):
+        yield ("command", at, "run", 0), f'"{cut(program)}" depends on the current folder; write the absolute path'
 
 
 def _variable(name: str, rule: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:

@@ -131,6 +131,12 @@ def test_two_of_one_name_and_names_of_nothing() -> None:
     ]
 
 
+@pytest.mark.parametrize("program", ["./x", "../bin/x", "bin/x"])
+def test_a_command_by_a_relative_path_is_a_mistake(program: str) -> None:
+    found = problems(f"{HEAD}[[command]]\nname = 'x'\nrun = ['{program}', 'y']\n")
+    assert found == [f'5: command[0].run[0]: "{program}" depends on the current folder; write the absolute path']
+
+
 @pytest.mark.parametrize("body", ["", "file = []\n", "[launch]\nscripts = ['/x.py']\n", "[env]\n"])
 def test_an_empty_policy_is_an_error(body: str) -> None:
     assert "no rule: an empty policy pins nothing" in only(HEAD + body)

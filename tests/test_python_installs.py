@@ -244,6 +244,17 @@ def test_files_linked_into_the_installers_cache_have_the_identity_of_copies(tmp_
     assert "_symbolic_trace.py" in python.word(differences(before, facts(linked.prefix))["package:train/torch"])
 
 
+def test_a_cache_that_was_cleaned_under_its_links_leaves_files_missing_not_unread(tmp_path: Path) -> None:
+    """`uv cache clean` where uv linked (`--link-mode symlink`): every link of the environment leads to nothing."""
+    env = made(tmp_path, torch(), link="symlink")
+    before = facts(env.prefix)
+    shutil.rmtree(tmp_path / "uv-cache")
+    after = facts(env.prefix)
+    assert not list(after.unknown())
+    said = python.word(differences(before, after)["package:train/torch"])
+    assert said.startswith("torch 2.11.0+cu128: broken: METADATA missing; ") and "files missing" in said, said
+
+
 def test_the_same_environment_elsewhere_has_the_same_facts(tmp_path: Path) -> None:
     env = made(tmp_path, HELPER, torch())
     shutil.copytree(env.prefix, tmp_path / "moved to", symlinks=True)

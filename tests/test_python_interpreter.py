@@ -198,3 +198,6 @@ def test_a_pyvenv_cfg_that_is_a_fifo_neither_hangs_nor_makes_a_venv(tmp_path: Pa
     (prefix / "pyvenv.cfg").unlink()
     os.mkfifo(prefix / "pyvenv.cfg")
     assert found(prefix).kind == "system"
+    assert found(prefix).broken.startswith("pyvenv.cfg is no file: bin/python runs as /")
+    (prefix / "pyvenv.cfg").unlink()
+    assert found(prefix).broken.startswith("pyvenv.cfg is missing: bin/python runs as /")

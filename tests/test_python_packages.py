@@ -177,6 +177,16 @@ def test_a_link_in_the_place_of_a_packages_folder_is_said(env: Env) -> None:
     assert f"torch is a link to {env.prefix}/elsewhere" in said and "missing" not in said
 
 
+def test_a_link_deep_in_a_package_is_named(env: Env) -> None:
+    put(env, Wheel("deep", "1", {"deep/__init__.py": "", "deep/a/b/__init__.py": "x = 1\n"}))
+    before = facts(env.prefix)
+    (env.site / "deep/a/b").rename(env.prefix / "elsewhere")
+    (env.site / "deep/a/b").symlink_to(env.prefix / "elsewhere")
+    found = differences(before, facts(env.prefix))
+    assert list(found) == ["package:train/deep"]
+    assert f"deep/a/b is a link to {env.prefix}/elsewhere" in python.word(found["package:train/deep"])
+
+
 # -- rows that are not true --------------------------------------------------------------------------------------------
 
 

@@ -146,6 +146,22 @@ def test_a_pth_that_runs_nothing_is_listed_by_its_paths(tmp_path: Path, content:
     assert looked(prefix).attributes["pth"] == (wanted,)
 
 
+def test_a_pth_of_many_thousand_paths_is_counted_and_still_told_from_another(tmp_path: Path) -> None:
+    prefix = make_venv(tmp_path / "venv")
+    lines = [f"/nowhere/{number}\n" for number in range(5000)]
+    (site_of(prefix) / "a.pth").write_text("".join(lines))
+    one = looked(prefix)
+    line = one.attributes["pth"]
+    assert (
+        isinstance(line, tuple)
+        and len(line) == 1
+        and line[0].startswith("a.pth -> 5000 paths, as digest ")
+        and len(str(one)) < 20_000
+    )
+    (site_of(prefix) / "a.pth").write_text("".join([*lines[1:], "/nowhere/else\n"]))
+    assert looked(prefix).attributes["pth"] != one.attributes["pth"]
+
+
 def test_an_editable_installs_path_is_a_root_once(tmp_path: Path) -> None:
     prefix, checkout = make_venv(tmp_path / "venv"), tmp_path / "checkout"
     checkout.mkdir()

@@ -2,8 +2,8 @@
 
 Always holds: a file is its sha256 (`+x` where it may be executed), a script in `bin/` its bytes but the shebang, a
 link where it leads, something gone `missing`. Links of a wheel's files are read through (an installer may link its
-cache), conda's are not. What could not be read is a Trouble. All digests of an environment are asked for at once, so
-that they are computed in parallel.
+cache; one that leads to nothing is a file gone), conda's are not. What could not be read is a Trouble. All digests of
+an environment are asked for at once, so that they are computed in parallel.
 Never: opens what is not a regular file, or a path outside the prefix.
 """
 
@@ -77,7 +77,7 @@ class _Reading:
         elif behind is not None and behind.kind == "f":
             self.wanted[path], self.targets[path] = mark(behind), target
         else:
-            self.found[path] = _link(path)
+            self.found[path] = _link(path) if keep_link or behind else Content(MISSING)
 
     def finish(self) -> dict[str, Content | Trouble]:
         """Digest what is wanted, all at once."""

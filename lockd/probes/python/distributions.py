@@ -129,8 +129,10 @@ class _Reader:
         if single and name != "PKG-INFO":
             return None
         path = self.folder if single else f"{self.folder}/{name}"
-        if not self._is_file(path):
+        kind = self._kind(path)
+        if kind not in ("f", "nothing"):
             self.odd.append(f"broken: {name} is no file")
+        if kind != "f":
             return None
         found = self.ground.text(path)
         if isinstance(found, Trouble):
@@ -138,12 +140,13 @@ class _Reader:
             return None
         return found
 
-    def _is_file(self, path: str) -> bool:
-        """A file, a link to one, or nothing that could be judged here."""
+    def _kind(self, path: str) -> str:
+        """What is there, links followed: "nothing" at their end; "f" as well where nothing can be judged here."""
         entry = self.ground.entry(path)
         if isinstance(entry, Entry) and entry.kind == "l":
             entry = self.ground.disk.entry(os.path.realpath(path))
-        return not isinstance(entry, Entry) or entry.kind == "f"
+            return "nothing" if entry is None else entry.kind if isinstance(entry, Entry) else "f"
+        return entry.kind if isinstance(entry, Entry) else "f"
 
 
 def _record(reader: _Reader, ground: Ground, site: str, folder: str) -> Record | None:

@@ -23,7 +23,7 @@ FILE, LINK, FOLDER, OTHER, EXECUTABLE, LINKED = 1, 2, 4, 8, 16, 32  # the last t
 
 
 class Listing(NamedTuple):
-    """files: everything but folders, with its mark. tops: the names right under the folder; links: those that are."""
+    """files: everything but folders, with its mark. tops: the names right under the folder. links: of all."""
 
     files: Mapping[str, int]
     tops: tuple[str, ...]
@@ -106,7 +106,7 @@ class Ground:
         if site not in self._listings:
             marks = {name: mark(entry) for name, entry in self.trees[site].entries.items()}
             tops = tuple(name for name in marks if "/" not in name)
-            links = tuple(name for name in tops if marks[name] == LINK)
+            links = tuple(name for name, one in marks.items() if one == LINK)
             self._listings[site] = Listing({name: one for name, one in marks.items() if one != FOLDER}, tops, links)
         return self._listings[site]
 

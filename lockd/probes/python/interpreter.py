@@ -149,7 +149,10 @@ def _described(kind: Kind, prefix: str, executable: str, config: dict[str, str])
         stdlib=_first_folder(os.path.join(base, lib, f"python{library}") for lib in ("lib", "lib64")),
         config=tuple(sorted(config.items())),
         library=library,
-        broken=broken or _homeless(executable, config) or _elsewhere(prefix, minor, own, kind),
+        broken=broken
+        or _unled(kind, prefix, executable)
+        or _homeless(executable, config)
+        or _elsewhere(prefix, minor, own, kind),
     )
 
 
@@ -247,6 +250,15 @@ def _elsewhere(prefix: str, minor: str, own: tuple[str, ...], kind: Kind) -> str
     if kind == "venv" and not own:
         return f"runs Python {minor}, its packages lie in {', '.join(others)}" if others else "no site-packages folder"
     return ""
+
+
+def _unled(kind: Kind, prefix: str, executable: str) -> str:
+    """Without its pyvenv.cfg a venv's Python is that of its base, and the packages of the venv are out of sight."""
+    path, real = os.path.join(prefix, "pyvenv.cfg"), os.path.realpath(executable)
+    if kind != "system" or real.startswith(os.path.realpath(prefix).rstrip("/") + "/"):
+        return ""
+    what = "is no file" if os.path.lexists(path) else "is missing"
+    return f"pyvenv.cfg {what}: {shown('/'.join(executable.split('/')[-2:]))} runs as {shown(real)}"
 
 
 def _homeless(executable: str, config: dict[str, str]) -> str:

@@ -236,15 +236,25 @@ def _with_links(ground: Ground, packages: dict[str, Package]) -> dict[str, Packa
     """A link in the place of a package's folder: python imports from where it leads, which nothing here vouches for."""
     links = {f"{site}/{name}" for site in ground.sites for name in ground.listing(site).links}
     for name, package in packages.items() if links else ():
-        tops = {path.partition("/")[0] for path in package.listed if "/" in path and not path.startswith("..")}
         words = [
-            f"{shown(top)} is a link to {_target(f'{package.base}/{top}')}"
-            for top in sorted(tops)
-            if f"{package.base}/{top}" in links
+            f"{shown(folder)} is a link to {_target(f'{package.base}/{folder}')}"
+            for folder in sorted(_folders(package))
+            if f"{package.base}/{folder}" in links
         ]
         if words:
             packages[name] = replace(package, state=(*package.state, *words))
     return packages
+
+
+def _folders(package: Package) -> set[str]:
+    """Every folder that holds a listed file, and those above it."""
+    found: set[str] = set()
+    for path in package.listed:
+        folder = posixpath.dirname(path)
+        while folder and folder not in found and not path.startswith(".."):
+            found.add(folder)
+            folder = posixpath.dirname(folder)
+    return found
 
 
 def _target(path: str) -> str:

@@ -55,6 +55,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "bytecode_notes": "told: byte-code that makes a package by itself, or could not be compared",
 }
 _CUSTOMIZE = re.compile(r"(?:site|user)customize(?:\..*)?")
+_PATHS = 100  # a .pth that adds more is told by its number of them and its digest
 _HOOK = hook.MODULE  # the module of lockd's own site hook runs at start-up as well
 
 
@@ -188,6 +189,8 @@ def _pth_lines(file: StartFile, interpreter: Interpreter) -> Iterable[str]:
     if not file.digest:
         return [f"{label} is no file"]
     lines = [f"{label} sha256:{file.digest}"] if file.runs else []
+    if len(file.paths) > _PATHS:
+        return [*lines, f"{label} -> {len(file.paths)} paths, as digest {file.digest[:32]}"]
     lines += [f"{label} -> {portable(path, interpreter)}" for path in file.paths]
     return lines or [f"{label} adds nothing"]
 
@@ -250,7 +253,7 @@ def _told(
         "home": shown(config.get("home", "")),
         "prompt": shown(config.get("prompt", "")),
         "owners": tuple(_owner(file, interpreter, owned) for file in files),
-        "missing_roots": tuple(shown(path) for path in dict.fromkeys(paths) if not os.path.isdir(path)),
+        "missing_roots": tuple(shown(path) for path in dict.fromkeys(paths[:_PATHS]) if not os.path.isdir(path)),
         "pip": tuple(_pip(interpreter, disk)),
         "ca_bundle": _ca_bundle(interpreter, disk),
     }

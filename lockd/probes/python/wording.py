@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from lockd.facts import Fact, Unknown, Value
 from lockd.findings import Difference, FileChanges
+from lockd.plain import replace
 from lockd.probes.python import brief
 
 _SHOWN = 3  # file names in a line
@@ -76,6 +77,11 @@ def _aside(details: Iterator[str]) -> str:
 
 def _changed(name: str, difference: Difference, before: Fact | None, after: Fact | None) -> str:
     moves = difference.attributes
+    if "broken: METADATA missing" in str(moves.get("state", ("", ""))[1]):  # what it stated is gone with it
+        moves = {"state": moves["state"]}
+        difference = replace(
+            difference, attributes={**moves, "content": difference.attributes.get("content", ("", ""))}
+        )
     if "version" in moves:
         old, new = moves["version"]
         details = [*_details(moves, leave=_implied(moves)), *_count(difference.files)]
