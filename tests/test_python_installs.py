@@ -252,7 +252,7 @@ def test_a_cache_that_was_cleaned_under_its_links_leaves_files_missing_not_unrea
     after = facts(env.prefix)
     assert not list(after.unknown())
     said = python.word(differences(before, after)["package:train/torch"])
-    assert said.startswith("torch 2.11.0+cu128: broken: METADATA missing; ") and "files missing" in said, said
+    assert said.startswith("torch 2.11.0: broken: METADATA missing; 5 files "), said
 
 
 def test_the_same_environment_elsewhere_has_the_same_facts(tmp_path: Path) -> None:
