@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockd import atomic, keep, lock
 from lockd.errors import LockdError, LookError, RefusedError
@@ -80,6 +80,20 @@ def manifests_of(plan: Plan, sight: Sight) -> dict[str, Manifest]:
         return name in plan.chosen or same
 
     return {name: rows for name, rows in sight.manifests().items() if name in locked and fresh(name)}
+
+
+def overtaken(policy: Policy, plan: Plan, seen: str) -> Lock | None:
+    """The lock of another accept that came first, inside `alone`, where it holds just what this one would record."""
+    data = lock.read_bytes(policy.lock_path)
+    if data is None or fingerprint(data) == seen:
+        return None
+    other = lock.parse(data, policy.lock_path)
+    same = _held(other) == _held(plan.lock) and other.policy_digest == plan.lock.policy_digest
+    return other if same else None
+
+
+def _held(one: Lock) -> dict[str, Any]:
+    return {name: (fact.attributes, fact.tokens) for name, fact in one.facts.items() if isinstance(fact, Fact)}
 
 
 def record(

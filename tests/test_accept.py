@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from lockd.findings import Difference
 from lockd.lock import Lock
 from lockd.look import Sight
 from lockd.rules import EnvRule, FileRule, PackagePin, Policy, PythonRule
+from tests.scene import pinned_file
 
 STAMP = Stamp(2, "2026-11-30T19:04:11Z", "root (ssh)", "ct200")
 
@@ -609,6 +611,23 @@ def test_many_accepts_at_once_give_one_generation_each_or_none(place: Place) -> 
     children = [forked(lambda: recorded(place, policy, plan_for(policy, 1, None), before)) for _ in range(6)]
     codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
     assert codes == [0, 1, 1, 1, 1, 1]
+
+
+def test_an_accept_of_what_another_one_just_recorded_is_no_error(tmp_path: Path) -> None:
+    """Started together over one state, each of them ends well; what they accepted is there."""
+    scene, _ = pinned_file(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        ended = [one.result() for one in [threads.submit(scene.accept) for _ in range(4)]]
+    assert [one.code for one in ended] == [0] * 4, ended
+    assert scene.verify().code == 0
+
+
+def test_an_accept_that_comes_second_with_the_same_state_is_told_of_the_first(place: Place) -> None:
+    policy = policy_of(place)
+    before = seen_now(place)
+    first = recorded(place, policy, plan_for(policy, 1, None), before)
+    assert accept_record.overtaken(policy, plan_for(policy, 1, None), before) == first
+    assert accept_record.overtaken(policy, plan_for(policy, 2, first), seen_now(place)) is None, "nobody came between"
 
 
 def test_an_accept_that_does_not_end_is_waited_for_but_not_for_ever(place: Place) -> None:

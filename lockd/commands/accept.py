@@ -243,6 +243,13 @@ def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, 
     state = scene.state
     assert state is not None  # _open saw to it
     with accept_record.alone(state, cli.warn):
+        other = accept_record.overtaken(scene.policy, plan, scene.seen)
+        if other is not None:
+            cli.warn(
+                f"generation {other.generation} of {other.by}, accepted meanwhile, is this very state: {other.why}"
+            )
+            _result(args, scene, other, plan, recorded=False)
+            return 0
         manifests = accept_record.manifests_of(plan, report.sight)
         with _store(state) as opened:
             state.accept_digest(scene.policy.digest)

@@ -35,7 +35,8 @@ def difference(policy: Policy, plan: Plan, notes: tuple[str, ...]) -> Iterator[s
 def result(policy: Policy, lock: Lock, plan: Plan, *, recorded: bool) -> Iterator[str]:
     """What was recorded, or would have been."""
     number = f"generation {lock.generation}"
-    deed = f"{number} accepted" if recorded else f"dry run: {number} was not recorded"
+    dry = "nothing was recorded" if lock is not plan.lock else f"dry run: {number} was not recorded"
+    deed = f"{number} accepted" if recorded else dry
     yield safe(f"{deed}: {lock.why}" if lock.why else deed)
     before = plan.before.environment if plan.before is not None else lock.environment
     was = f" (was {before})" if before != lock.environment else ""
