@@ -188,8 +188,29 @@ def test_a_package_that_conda_calls_otherwise_is_one_fact_and_answers_to_both_na
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": "1"}', '{"name": "x", "paths_data": 3}', ""])
 def test_a_record_that_cannot_be_read_makes_ownership_unknown(conda: Conda, text: str) -> None:
-    (conda.prefix / "conda-meta/x-1-0.json").write_text(text)
-    assert "conda-meta/x-1-0.json" in unknown(facts(conda.prefix), "unowned:train").reason
+    (conda.prefix / "conda-meta/x.json").write_text(text)
+    assert "conda-meta/x.json" in unknown(facts(conda.prefix), "unowned:train").reason
+
+
+def test_a_record_that_is_none_breaks_its_package_and_nothing_else(conda: Conda) -> None:
+    before = facts(conda.prefix)
+    record = conda.prefix / "conda-meta/numpy-1.26.4-py311_0.json"
+    record.write_text(record.read_text()[:90])
+    found = differences(before, facts(conda.prefix))
+    assert list(found) == ["package:train/numpy"]
+    said = python.word(found["package:train/numpy"])
+    assert said == "numpy 1.26.4: broken: conda-meta/numpy-1.26.4-py311_0.json is no conda record"
+
+
+def test_a_library_that_no_record_owns_is_seen_when_it_leads_elsewhere(conda: Conda) -> None:
+    link = conda.prefix / "lib/libcuda.so"
+    link.symlink_to("libcuda.so.12")
+    (conda.prefix / "lib/notes.txt").write_text("x")
+    before = facts(conda.prefix)
+    assert unowned(conda.prefix).told["examples"] == ("lib/libcuda.so",)
+    link.unlink()
+    link.symlink_to("libcuda.so.13")
+    assert list(differences(before, facts(conda.prefix))) == ["unowned:train"]
 
 
 def test_tokens_and_hosts_of_channels_are_left_out(conda: Conda) -> None:

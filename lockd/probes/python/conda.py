@@ -1,14 +1,15 @@
 """Conda's own records: `conda-meta/*.json`, with build, channel and a digest for each file of the prefix.
 
-Always holds: a record is read as data, bounded in size; one that is not JSON or lacks a name is a problem by file
-name. A file's good digest is the one in this prefix, its portable one that of the package before conda wrote the
-prefix into it.
+Always holds: a record is read as data, bounded in size; one that is not JSON or lacks a name is a problem of the
+package that its file's name tells, and a trouble where that tells none. A file's good digest is the one in this
+prefix, its portable one that of the package before conda wrote the prefix into it.
 Never: runs conda, or reads its package cache.
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from lockd.probes.python.names import subject
 @dataclass(frozen=True)
 class CondaRecord:
     """One conda package. listed: path in the prefix → digest in this prefix ("" none); portable: where the packed
-    digest differs."""
+    digest differs. problem: why the record says nothing but what its file is called, or ""."""
 
     name: str
     version: str
@@ -33,6 +34,7 @@ class CondaRecord:
     portable: Mapping[str, str]
     requires: tuple[str, ...]
     links: frozenset[str]
+    problem: str = ""
 
 
 def records(ground: Ground) -> tuple[list[CondaRecord], list[Trouble]]:
@@ -70,7 +72,17 @@ def _read(ground: Ground, path: str) -> CondaRecord | Trouble:
             links=links,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Trouble(absolute, f"no conda record: {error or type(error).__name__}")
+        return _named(path) or Trouble(absolute, f"no conda record: {error or type(error).__name__}")
+
+
+def _named(path: str) -> CondaRecord | None:
+    """What the name of a record's file tells of a record that is none: `conda-meta/numpy-1.26.4-py311_0.json`."""
+    parts = posixpath.basename(path).removesuffix(".json").rsplit("-", 2)
+    if len(parts) < 3 or not all(parts):
+        return None
+    name, version, build = subject(parts[0]), shown(parts[1]), shown(parts[2])
+    problem = f"broken: {shown(path)} is no conda record"
+    return CondaRecord(name, version, build, "", path, {}, {}, (), frozenset(), problem)
 
 
 def _paths(raw: Any) -> tuple[dict[str, str], dict[str, str], frozenset[str]]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lockd.probes.python.parts import Parts
     from lockd.probes.python.survey import Survey
 
-_BUILD = 5  # rises when what is derived from equal trees changes, so that no older memo answers
+_BUILD = 6  # rises when what is derived from equal trees changes, so that no older memo answers
 
 
 def look_at(rule: PythonRule, look: Look) -> Seen:

@@ -7,6 +7,7 @@ Never: reads a file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from lockd.facts import shown
@@ -15,6 +16,8 @@ from lockd.probes.python.ground import LINK, Ground
 from lockd.probes.python.packages import Package, leftovers
 from lockd.probes.python.record import is_note
 from lockd.probes.python.startup import is_startup_file
+
+_LIBRARY = re.compile(r"lib/[^/]+\.so(?:\.[^/]*)?")
 
 
 def owners(packages: Iterable[Package]) -> dict[str, str]:
@@ -63,7 +66,17 @@ def unowned(ground: Ground, packages: list[Package], owned: Mapping[str, str]) -
             and not (mark == LINK and _stands_for_folder(f"{site}/{path}/", owned))
             and not derived(path, names)
         ]
+    found.update(_libraries(ground, owned))
     return found
+
+
+def _libraries(ground: Ground, owned: Mapping[str, str]) -> dict[str, list[str]]:
+    """Links of no package to libraries in a conda prefix's lib folder: the loader finds libraries by such names."""
+    tree = ground.trees.get(ground.prefix) if ground.prefix not in ground.sites else None
+    every = tree.entries.items() if tree is not None else ()
+    names = [path for path, entry in every if entry.kind == "l" and _LIBRARY.fullmatch(path)]
+    loose = [path for path in names if f"{ground.prefix}/{path}" not in owned]
+    return {ground.prefix: loose} if loose else {}
 
 
 def _stands_for_folder(prefix: str, owned: Mapping[str, str]) -> bool:

@@ -93,6 +93,8 @@ def _conda_owners(
         known = {posixpath.join(ground.prefix, head) for head in heads if head.endswith("-info")} & folders.keys()
         names = {folders[folder] for folder in known}
         chosen = record.name if record.name in names else next(iter(names)) if len(names) == 1 else None
+        if record.problem:
+            known, chosen = {folder for folder, name in folders.items() if name == record.name}, record.name
         owners.update({folder: record for folder in known if folders[folder] == chosen})
     return owners
 
@@ -101,6 +103,8 @@ def _package(ground: Ground, name: str, own: tuple[Distribution, ...], record: C
     base = ground.prefix if record else own[0].site
     listed: dict[str, str] = dict(record.listed) if record else {}
     notes: set[str] = set()
+    if record and record.problem:  # it does not say what it lists: its metadata folders whole, at least
+        listed |= {path: "" for one in own for path in _metadata_files(ground, one, base)}
     for one in own:
         shift = "" if one.site == base else posixpath.relpath(one.site, base) + "/"
         if one.record is None:
@@ -114,6 +118,12 @@ def _package(ground: Ground, name: str, own: tuple[Distribution, ...], record: C
     return Package(name, base, own, record, listed, frozenset(notes), tuple(_state(own, record)))
 
 
+def _metadata_files(ground: Ground, one: Distribution, base: str) -> Iterator[str]:
+    for path in ground.listing(one.site).files:
+        if path.startswith(f"{one.folder}/"):
+            yield posixpath.relpath(f"{one.site}/{path}", base)
+
+
 def _shifted(shift: str, path: str) -> str:
     return posixpath.normpath(shift + path) if shift else path
 
@@ -121,6 +131,8 @@ def _shifted(shift: str, path: str) -> str:
 def _state(own: tuple[Distribution, ...], record: CondaRecord | None) -> Iterator[str]:
     if len(own) > 1:
         yield "duplicate: " + ", ".join(sorted(shown(one.folder) for one in own))
+    if record is not None and record.problem:
+        yield record.problem
     for one in own:
         yield from (word for word in one.state if not (record and word.startswith("unverifiable")))
         listed = one.record.listed if one.record else {}
@@ -132,7 +144,7 @@ def _state(own: tuple[Distribution, ...], record: CondaRecord | None) -> Iterato
 def _alone(ground: Ground, package: Package | None, record: CondaRecord) -> Package:
     """A conda record that no metadata folder belongs to: not a Python package, or one that pip replaced."""
     if package is None:
-        return Package(record.name, ground.prefix, (), record, record.listed, frozenset())
+        return Package(record.name, ground.prefix, (), record, record.listed, frozenset(), tuple(_state((), record)))
     if package.conda is not None:
         word = f"duplicate: {shown(package.conda.file)}, {shown(record.file)}"
     else:

@@ -7,6 +7,7 @@ Never: guesses who or why.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from lockd.facts import Fact, Unknown, Value
@@ -30,6 +31,7 @@ _LABELS: Mapping[str, str] = {
     "metadata_version": "METADATA says",
     "state": "state",
 }
+_GONE = re.compile(r"broken: (METADATA missing|[^;]* is no conda record)")
 _Moves = Mapping[str, "tuple[Value | None, Value | None]"]
 
 
@@ -77,7 +79,9 @@ def _aside(details: Iterator[str]) -> str:
 
 def _changed(name: str, difference: Difference, before: Fact | None, after: Fact | None) -> str:
     moves = difference.attributes
-    if "broken: METADATA missing" in str(moves.get("state", ("", ""))[1]):  # what it stated is gone with it
+    if _GONE.search(str(moves.get("state", ("", ""))[1])):  # what it stated is gone with it
+        if str(moves["state"][1]).endswith("no conda record") and not difference.files:
+            return f"{_titled(name, after)}: {moves['state'][1]}"
         moves = {"state": moves["state"]}
         difference = replace(
             difference, attributes={**moves, "content": difference.attributes.get("content", ("", ""))}
@@ -187,7 +191,8 @@ def unowned_line(difference: Difference) -> str:
         kinds = ((files.added, "new"), (files.changed, "changed"), (files.missing, "gone"))
         counts = ", ".join(f"{number} {word}" for number, word in kinds if number)
         listed = ", ".join(files.examples[:_SHOWN]) + (" …" if files.total > _SHOWN else "")
-        return f"files of {environment} that belong to no package: {counts}: {listed}"
+        links = f"; {files.links[0]}" if files.links and files.total == 1 else ""
+        return f"files of {environment} that belong to no package: {counts}: {listed}{links}"
     old, new = difference.attributes.get("files", (None, None))
     examples = difference.found.told.get("examples") if difference.found else None
     listed = f": {', '.join(examples)}" if isinstance(examples, tuple) and examples else ""
