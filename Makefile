@@ -27,7 +27,7 @@ test: $(READY)  ## lint, types and the tests that take seconds
 	$(PY) -m pytest -m "$(SHORT) and alone" || failed=1; exit $$failed
 
 test-long: $(READY)  ## the tests that take minutes: real torch, containers, Slurm (what the machine allows)
-	@$(PY) -m pytest -m "slow or container or slurm or network" -rs
+	@$(PY) -m pytest $(PARALLEL) -m "slow or container or slurm or network" -rs
 
 docs: $(READY)  ## write again what is made from the code: docs/facts.md, docs/schemas
 	@$(PY) scripts/make_docs.py
