@@ -107,10 +107,18 @@ def _state(path: str) -> tuple[Any, Check]:
 
     opened = state.open(path, create=False)
     if opened is not None:
-        return opened, Check("state", "ok", opened.folder)
+        return opened, _writable(opened) or Check("state", "ok", opened.folder)
     if not os.path.exists(path) or not state.may_accept(os.stat(path).st_uid):
         return None, Check("state", "warn", "this user keeps no state for this policy: every look reads everything")
     return None, Check("state", "warn", "nothing is kept yet", "lockd verify makes it")
+
+
+def _writable(opened: State) -> Check | None:
+    """What keeps it from being written to; None where nothing does."""
+    from lockd import store_reading
+
+    what, hint = store_reading.obstacle(opened.folder)
+    return Check("state", "fail", f"nothing can be recorded, {what}: {opened.folder}", hint) if what else None
 
 
 def _lock(policy: Policy) -> tuple[Any, Check]:

@@ -13,6 +13,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockd import store_reading
+from lockd.store_file import StoreError
+
 if TYPE_CHECKING:
     from lockd.journal import Journal
     from lockd.state import State
@@ -37,12 +40,42 @@ def collect(state: State, *, dry_run: bool, keep: int | None = None, lock: str =
     keep: of how many generations, the newest ones, kept content stays; None: of all. lock: the digest of the lock that
     lies beside the policy, whose generation stays in any case.
     """
+    if not dry_run and _is_full(state):
+        _empty_cache(state)
+        if _is_full(state):
+            hint = "lockd has emptied its cache, that was not enough: make room by other means, then run this again"
+            raise StoreError(
+                "the disk is full, and to free any of the history takes a little room", where=state.folder, hint=hint
+            )
+    return _collect(state, dry_run, keep, lock)
+
+
+def _is_full(state: State) -> bool:
+    return store_reading.obstacle(state.folder)[0] == store_reading.FULL
+
+
+def _empty_cache(state: State) -> None:
+    """SQLite needs room to free any: what only saves the next look time goes."""
+    import shutil
+
+    for name in os.listdir(state.cache_dir):
+        path = os.path.join(state.cache_dir, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+
+def _collect(state: State, dry_run: bool, keep: int | None, lock: str) -> Freed:
+    from contextlib import nullcontext
+
     from lockd import accept_record
 
     store = state.store()
     if store is None:
         return Freed()
-    with store, accept_record.alone(state, lambda _: None):
+    may_write = os.access(state.folder, os.W_OK)  # on a read-only disk there is nobody to count beside
+    with store, accept_record.alone(state, lambda _: None) if may_write or not dry_run else nullcontext():
         old = _old_generations(store, keep, lock)
         needed = _needed(state, store, old, last_only=keep is not None)
         freed = _count(store, needed)

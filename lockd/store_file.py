@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from lockd import store_reading
 from lockd.errors import LockdError
 from lockd.store_schema import MIGRATIONS, VERSION
 
@@ -33,7 +34,7 @@ def connect(path: str, *, create: bool, thorough: bool = False) -> tuple[sqlite3
             if not create:
                 return None
             _build(path)
-        connection, broken = _connect(path, thorough)
+        connection, broken = _connect(path, thorough) if create else _connect_to_read(path, thorough)
         if connection is not None:
             return connection, notices
         if not create:
@@ -51,9 +52,20 @@ def spoken(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        full = any(word in str(error) for word in ("full", "disk I/O error", "readonly"))
-        hint = "make room (`lockd gc` frees history) and run it again" if full else "is another lockd stuck?"
-        raise StoreError(f"the store could not be used: {error}", where=path, hint=hint) from error
+        what, hint = store_reading.reason(path, error)
+        raise StoreError(f"the store could not be used: {what}", where=path, hint=hint) from error
+
+
+def _connect_to_read(path: str, thorough: bool) -> tuple[sqlite3.Connection | None, str]:
+    """The same for who may do without writing: on a full or read-only disk the store is read all the same."""
+    try:
+        return _connect(path, thorough)
+    except StoreError as error:
+        cause = error.__cause__
+        connection = None if cause is None or not store_reading.is_unwritable(cause) else store_reading.connect(path)
+        if connection is None or connection.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+            raise
+        return connection, ""
 
 
 def _connect(path: str, thorough: bool) -> tuple[sqlite3.Connection | None, str]:

@@ -57,11 +57,15 @@ def _query(args: argparse.Namespace) -> Query:
 
 def _settle(session: Session, store: Store) -> None:
     """What a killed accept left, or a lock that came with a checkout, belongs in the timeline first."""
-    from lockd import lock
+    from lockd import cli, lock
+    from lockd.errors import LockdError
 
     data = lock.read_bytes(session.policy.lock_path) if session.lock is not None else None
     if session.lock is not None and data is not None and lock.digest_of(data) == session.lock.digest:
-        store.settle(session.lock, data, forget=False)
+        try:
+            store.settle(session.lock, data, forget=False)
+        except LockdError as error:  # a full disk hides no entry
+            cli.warn(f"the log is shown as it was recorded, nothing could be added: {error}")
 
 
 def _nothing(args: argparse.Namespace) -> int:
