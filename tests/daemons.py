@@ -9,7 +9,7 @@ import socket as sockets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -53,8 +53,16 @@ class Daemon:
         self.log_path = self.scene.root / "daemon.log"
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [*self.prefix, *LOCKD, "daemon", *self.options], env=words, cwd=self.scene.root, stdin=-3, stderr=log
+                [*self.prefix, *self.command(), "daemon", *self.options],
+                env=words,
+                cwd=self.scene.root,
+                stdin=-3,
+                stderr=log,
             )
+
+    def command(self) -> Sequence[str]:
+        """How lockd is started."""
+        return LOCKD
 
     @property
     def place(self) -> Path:

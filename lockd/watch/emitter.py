@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from lockd.watch.who import Asker
 
 _UNTOLD = Who("not observed", "no process: the watching itself tells it")
 _AHEAD = -15  # nice value of the reading thread alone
+_TURN = 0.0005  # seconds until a thread that computes lets the reading one on; it asks /proc a few dozen times a writer
 QUEUED = 100_000  # hints that may wait for the receiver; beyond, they are one overflow
 
 
@@ -90,6 +92,7 @@ class HintEmitter(EventEmitter):
 
     def run(self) -> None:
         """Read until stopped, ahead of other work where that is allowed: a writer may end before it was looked at."""
+        sys.setswitchinterval(_TURN)
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _AHEAD)
         except OSError:

@@ -1,7 +1,7 @@
 """One process as /proc tells it, and the chain of its parents.
 
 Always holds: the texts are parsed by pure functions; what ended meanwhile is None, never half a process with
-another's parts: the its parts are read again until they fit. Command lines are masked as they are read.
+another's parts: they are read again until they fit. Command lines are masked as they are read.
 Never: writes, signals, attaches, or trusts a name in brackets more than /proc/PID/exe.
 """
 
@@ -97,53 +97,71 @@ def mask(argv: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(masked)
 
 
-def read_process(pid: int) -> Process | None:
-    """The process of that number, None if there is none (any more). Read again during an exec: its parts fit."""
+class Mark(NamedTuple):
+    """Start time, executable and raw command line: what changes when the number is reused or the process execs."""
+
+    started: int
+    exe: str
+    cmdline: str
+
+
+class Glance(NamedTuple):
+    """What is cheap to read of a process, and tells it from others."""
+
+    stat: Stat
+    mark: Mark
+
+
+def glance(pid: int) -> Glance | None:
+    """A glance at the process of that number, None if there is none (any more)."""
+    stat = parse_stat(_text(pid, "stat"))
+    return Glance(stat, Mark(stat.started, _exe(pid), _text(pid, "cmdline"))) if stat else None
+
+
+def read_process(pid: int, before: Glance | None = None) -> Process | None:
+    """The process of that number, None if there is none (any more). Read again during an exec: its parts fit.
+
+    before: a glance of just now. A writer may live for milliseconds only, so that nothing is read twice.
+    """
+    found = None
     for _ in range(_TRIES):
-        before = fingerprint(pid)
-        found = _read(pid) if before else None
-        if before is None or found is None:
+        before = before or glance(pid)
+        if before is None:
             return None
-        if fingerprint(pid) == before and (found.cmdline or not found.exe):
+        found = _read(pid, before)
+        after = glance(pid)
+        if after is None:
+            return None
+        if after.mark == before.mark and (found.cmdline or not found.exe):
             return found
+        before = None
         time.sleep(_MOMENT)
     return found
 
 
-def _read(pid: int) -> Process | None:
-    stat = read_stat(pid)
-    if stat is None:
-        return None
+def _read(pid: int, seen: Glance) -> Process:
     return Process(
         pid,
-        stat,
-        _exe(pid),
-        parse_cmdline(_text(pid, "cmdline")),
+        seen.stat,
+        seen.mark.exe,
+        parse_cmdline(seen.mark.cmdline),
         parse_uid(_text(pid, "status")),
         login_uid(_text(pid, "loginuid")),
         parse_cgroup(_text(pid, "cgroup")),
     )
 
 
-def read_stat(pid: int) -> Stat | None:
-    """Its stat line, None if there is no such process (any more)."""
-    return parse_stat(_text(pid, "stat"))
+def ancestors(child: Stat, read: Callable[[int], Process | None] = read_process) -> Iterator[Process]:
+    """The parents of a process, upward, as far as this pid namespace shows them.
 
-
-def fingerprint(pid: int) -> tuple[int, str, str] | None:
-    """Start time, executable and raw command line: what changes when the number is reused or the process execs."""
-    stat = read_stat(pid)
-    return (stat.started, _exe(pid), _text(pid, "cmdline")) if stat else None
-
-
-def ancestors(parent: int, read: Callable[[int], Process | None] = read_process) -> Iterator[Process]:
-    """The parents of a process, upward from `parent`, as far as this pid namespace shows them."""
+    One that started after its child is another process, which has the number of a parent that ended.
+    """
     for _ in range(_MAX_CHAIN):
-        found = read(parent) if parent > 0 else None
-        if found is None:
+        found = read(child.parent) if child.parent > 0 else None
+        if found is None or found.stat.started > child.started:
             return
         yield found
-        parent = found.stat.parent
+        child = found.stat
 
 
 def login_uid(text: str) -> int | None:
@@ -153,10 +171,15 @@ def login_uid(text: str) -> int | None:
 
 def _text(pid: int, name: str) -> str:
     try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return os.fsdecode(file.read(_MAX_TEXT))
+        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.fsdecode(os.read(descriptor, _MAX_TEXT))  # each of these files comes whole in one reading
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def _exe(pid: int) -> str:

@@ -14,11 +14,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lockd import origin as sessions
 from lockd.watch.hints import Who
-from lockd.watch.process import Process, ancestors, fingerprint, read_process
+from lockd.watch.process import Glance, Mark, Process, ancestors, glance, read_process
 
 OUTSIDE = "from outside this container, or pid not told by the kernel"
 ENDED = "the process had ended before it could be looked at"
@@ -28,7 +28,7 @@ _RECENT = 5.0  # seconds in which a pid number is not taken to be another proces
 
 
 class _Seen(NamedTuple):
-    mark: tuple[int, str, str]
+    mark: Mark
     who: Who
     at: float
 
@@ -39,6 +39,7 @@ class Asker:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._seen: OrderedDict[int, _Seen] = OrderedDict()
+        self._parents: OrderedDict[int, tuple[Mark, Process]] = OrderedDict()
 
     def ask(self, pid: int | None, pidfd: int, no_pid: str = OUTSIDE) -> Who:
         """Who has this pid. `pidfd` (negative: none) stays the caller's. `no_pid` is the reason where the kernel
@@ -46,24 +47,34 @@ class Asker:
         """
         if not pid or pid < 0:
             return Who("not observed", no_pid if pid is None else OUTSIDE)
-        mark = fingerprint(pid)
-        seen = self._seen.get(pid)
-        if mark and mark[1] and seen and seen.mark == mark:
-            return self._keep(pid, mark, seen.who)
-        who = _look(pid)
-        if who is None or pidfd < 0 or (_ended(pidfd) and who.exe):
+        if pidfd < 0:
+            return self._recall(pid)
+        seen, first = self._seen.get(pid), glance(pid)
+        if first and first.mark.exe and seen and seen.mark == first.mark:
+            return self._keep(pid, first.mark, seen.who)
+        process = read_process(pid, first)
+        if process is None or (_ended(pidfd) and process.exe):
             return self._recall(pid)  # what /proc shows now may be another process of that number
-        if not who.exe:  # ended, not yet reaped: its name and parents are still there, the rest may be remembered
+        if not process.exe:  # ended, not yet reaped: its name and parents are still there, the rest may be remembered
             remembered = self._recall(pid)
-            return remembered if remembered.started == who.started else who
-        return self._keep(pid, mark or (who.started, who.exe, ""), who)
+            return remembered if remembered.started == process.stat.started else _who(process, self._parent)
+        return self._keep(pid, _mark(process, first), _who(process, self._parent))
 
-    def _keep(self, pid: int, mark: tuple[int, str, str], who: Who) -> Who:
+    def _keep(self, pid: int, mark: Mark, who: Who) -> Who:
         self._seen[pid] = _Seen(mark, who, self._now())
-        self._seen.move_to_end(pid)
-        while len(self._seen) > _CACHED:
-            self._seen.popitem(last=False)
+        _bound(self._seen, pid)
         return who
+
+    def _parent(self, pid: int) -> Process | None:
+        """A parent, read once: shells and agents start many writers."""
+        first, known = glance(pid), self._parents.get(pid)
+        if first and known and known[0] == first.mark:
+            return known[1]._replace(stat=first.stat)
+        found = read_process(pid, first)
+        if found is not None and first is not None and _mark(found, first) == first.mark:
+            self._parents[pid] = first.mark, found
+            _bound(self._parents, pid)
+        return found
 
     def _recall(self, pid: int) -> Who:
         seen = self._seen.get(pid)
@@ -77,6 +88,19 @@ class Asker:
         return Who(**values)
 
 
+def _bound(cache: OrderedDict[int, Any], newest: int) -> None:
+    cache.move_to_end(newest)
+    while len(cache) > _CACHED:
+        cache.popitem(last=False)
+
+
+def _mark(process: Process, first: Glance | None) -> Mark:
+    """What tells this process from the next one of its number; none of what it was before an exec during the reading."""
+    if first and (first.stat.started, first.mark.exe) == (process.stat.started, process.exe):
+        return first.mark
+    return Mark(process.stat.started, process.exe, "")
+
+
 def _ended(pidfd: int) -> bool:
     """A pidfd reads as ready once its process has ended."""
     poll = select.poll()
@@ -88,18 +112,16 @@ def describe(pid: int) -> Who | None:
     """A living process by its number, as `Who`; None if there is none. For the daemon's running launches and its
     clients.
     """
-    return _look(pid)
-
-
-def _look(pid: int) -> Who | None:
     process = read_process(pid)
-    if process is None:
-        return None
-    chain = tuple(ancestors(process.stat.parent))
+    return None if process is None else _who(process, read_process)
+
+
+def _who(process: Process, read: Callable[[int], Process | None]) -> Who:
+    chain = tuple(ancestors(process.stat, read))
     return Who(
         "observed",
         f"it had ended: only its name, {process.stat.comm}, was left" if process.zombie else "",
-        pid=pid,
+        pid=process.pid,
         exe=process.exe,
         cmdline=process.cmdline,
         uid=process.uid,
