@@ -152,9 +152,9 @@ def _process(pid: int, policy: Policy) -> Running | None:
         return None
     script, module = launched(argv, _cwd(pid))
     if module and module in policy.launch.modules:
-        return Running(pid, row.start, _started(row.start), mask_argv(argv), module, uid)
-    if script and any(_is(script, pattern) for pattern in policy.launch.scripts):
-        return Running(pid, row.start, _started(row.start), mask_argv(argv), script, uid)
+        return Running(pid, row.start, started(row.start), mask_argv(argv), module, uid)
+    if script and any(is_script(script, pattern) for pattern in policy.launch.scripts):
+        return Running(pid, row.start, started(row.start), mask_argv(argv), script, uid)
     return None
 
 
@@ -165,7 +165,8 @@ def _cwd(pid: int) -> str:
         return "/"
 
 
-def _is(script: str, pattern: str) -> bool:
+def is_script(script: str, pattern: str) -> bool:
+    """Is a script that runs one that the policy names: by path, by glob, or the same file?"""
     if script == pattern or globs.matches((pattern.lstrip("/"),))(script.lstrip("/")):
         return True
     try:
@@ -174,7 +175,7 @@ def _is(script: str, pattern: str) -> bool:
         return False
 
 
-def _started(ticks: int) -> float:
+def started(ticks: int) -> float:
     """Seconds since the epoch, from ticks since the boot; as exact as the clock was since then."""
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 

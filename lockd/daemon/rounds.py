@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from lockd import origin, running, runs
+from lockd import origin, runs, ungated
+from lockd.facts import shown
 from lockd.gates import ending
 from lockd.look import Launch
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from lockd.check import Report
     from lockd.daemon.decide import Decider
     from lockd.daemon.scribe import Scribe
-    from lockd.running import Running
     from lockd.state import State
     from lockd.store import Store
+    from lockd.ungated import Suspect
 
 EVERY = 30.0  # seconds between two rounds
 GRACE = 20.0  # seconds that a gate may take
@@ -65,12 +66,12 @@ class Rounds(threading.Thread):
         report = self._decider.standing.report
         if report is None:
             return
-        found = running.launches(report.policy, loaded=False)
-        here = {(one.pid, one.start) for one in found}
+        found = ungated.suspects(report.policy)
+        here = {(one.process.pid, one.process.start) for one in found}
         late = [one for one in found if self._is_late(one)]
         self._seen, self._told = here, self._told & here
         if late or here:
-            self._told |= {(one.pid, one.start) for one in late}
+            self._told |= {(one.process.pid, one.process.start) for one in late}
             self._scribe.do(lambda store: self._record(store, late, report))
         elif self._runs_open:
             self._scribe.do(self._settle)
@@ -78,24 +79,37 @@ class Rounds(threading.Thread):
 
     _runs_open = True
 
-    def _is_late(self, one: Running) -> bool:
-        key = (one.pid, one.start)
-        return key in self._seen and key not in self._told and time.time() - one.started >= self._grace
+    def _is_late(self, one: Suspect) -> bool:
+        key = (one.process.pid, one.process.start)
+        return key in self._seen and key not in self._told and time.time() - one.process.started >= self._grace
 
     def _settle(self, store: Store) -> None:
         if self._state is not None:
             ending.settle(self._state, store)
 
-    def _record(self, store: Store, late: list[Running], report: Report) -> None:
+    def _record(self, store: Store, late: list[Suspect], report: Report) -> None:
         self._settle(store)
         known = [process for run in runs.running(store) for process in run.body.get("processes", ())]
         for one in late:
-            mine = any(process.get("pid") == one.pid and process.get("start") == one.start for process in known)
-            if mine or runs.admitting(store, one.pid) is not None:
-                continue
-            launch = Launch({}, "/", one.argv, f"pid {one.pid}")
-            who = origin.Origin(origin.user_name(one.uid), one.uid, one.pid)
-            told = {"why": "no gate saw it start", "found": "by a scan of /proc"}
-            begun = runs.Begun(launch, report, "none", report.verdict, who, one.pid, admitted=False, told=told)
-            number = runs.begin(store, begun)
-            self._say("launch_ungated", run=number, pid=one.pid, script=one.script, verdict=report.verdict)
+            if not self._is_recorded(store, one, known):
+                self._begin(store, one, report)
+
+    def _is_recorded(self, store: Store, one: Suspect, known: Iterable[Mapping[str, Any]]) -> bool:
+        """Is it a run already, or beneath one: here, or, for who holds a GPU, under another policy of this machine?"""
+        pid, start = one.process.pid, one.process.start
+        if any(process.get("pid") == pid and process.get("start") == start for process in known):
+            return True
+        if runs.admitting(store, pid) is not None:
+            return True
+        return bool(one.gpus) and self._state is not None and ungated.is_admitted_elsewhere(self._state, pid)
+
+    def _begin(self, store: Store, one: Suspect, report: Report) -> None:
+        process = one.process
+        launch = Launch({}, ungated.folder(process.pid), process.argv, f"pid {process.pid}")
+        who = origin.Origin(origin.user_name(process.uid), process.uid, process.pid)
+        told: dict[str, Any] = {"why": f"no gate saw it start; {shown(one.why)}", "found": "by a scan of /proc"}
+        if one.gpus:
+            told["devices"] = list(one.gpus)
+        begun = runs.Begun(launch, report, "none", report.verdict, who, process.pid, admitted=False, told=told)
+        number = runs.begin(store, begun)
+        self._say("launch_ungated", run=number, pid=process.pid, script=process.script, verdict=report.verdict)
