@@ -2,8 +2,9 @@
 
 Always holds: only what was read from that very process counts: its command line, the bytes of its script as it sees
 them, its open devices. A copy is a script with the same bytes, or one of the same name with at least half of its lines.
-Who holds a GPU computes on it: NVML's readers (`nvidia-smi`, exporters) have the same devices open, so CUDA's library
-has to be mapped as well. Of processes beneath each other the outermost is told.
+Who holds a GPU computes on it: NVML's readers (`nvidia-smi`, exporters) have the same devices open and load the same
+library, but only who has a context maps `nvidia-uvm` (seen on an H200, driver 580). Of processes beneath each other the
+outermost is told.
 Never: stops or traces a process, waits for a file, or decides whether a gate admitted it: the runs know that.
 """
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from lockd.state import State
 
 DEVICES, AMD = "/dev/nvidia", "/dev/kfd"
-_LIBRARY = "/libcuda.so"  # of the driver: CUDA loads it, NVML does not
 _SCRIPT = 1 << 20  # bytes of a script that are compared
 _EXTENSION = re.compile(r"\.(?:cpython-3|abi3|pypy3)[^/]*\.so$")  # mapped by Python alone
 
@@ -181,7 +181,7 @@ def _devices(pid: int) -> tuple[str, ...]:
 
 def _computes(pid: int) -> bool:
     try:
-        return any(_LIBRARY in path for path in _mapped(pid))
+        return any(path == f"{DEVICES}-uvm" for path in _mapped(pid))
     except OSError:
         return False
 

@@ -17,7 +17,7 @@ from lockd.state import State
 from tests.scene import Scene
 
 JOB = "import mmap, os, sys\nmore = [open(name, 'rb') for name in sys.argv[1:]]\n"
-JOB += "maps = [mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) for f in more if 'lib' in f.name]\n"
+JOB += "maps = [mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) for f in more if 'uvm' in f.name]\n"
 JOB += "print(1, flush=True)\nsys.stdin.read()\n"
 Start = Callable[..., int]
 
@@ -113,20 +113,19 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Device files under another root: what is read of processes is /proc's own."""
     folder = tmp_path / "dev"
     folder.mkdir()
-    for name in ("nvidiactl", "nvidia0", "nvidia1"):
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
         (folder / name).write_text("device")
-    (tmp_path / "libcuda.so.1").write_text("library")
     monkeypatch.setattr(ungated, "DEVICES", str(folder / "nvidia"))
     return folder
 
 
 def test_who_computes_on_a_gpu(scene: Scene, devices: Path, start: Start) -> None:
-    """A reader of NVML holds the same devices, as seen on an H200: without CUDA's library it computes nothing."""
+    """As seen on an H200: a reader of NVML holds the same devices; it maps no unified memory, as a context does."""
     other = scene.file("else/serve.py", JOB + "x = 1\n")
-    library = scene.root / "libcuda.so.1"
-    pid = start(sys.executable, other, devices / "nvidiactl", devices / "nvidia0", devices / "nvidia1", library)
+    uvm = devices / "nvidia-uvm"
+    pid = start(sys.executable, other, devices / "nvidiactl", devices / "nvidia0", devices / "nvidia1", uvm)
     start(sys.executable, other, devices / "nvidiactl", devices / "nvidia0")
-    start(sys.executable, other, library)
+    start(sys.executable, other, uvm)
     assert found(scene) == {pid: f"it holds {devices}/nvidia0, {devices}/nvidia1"}
     (one,) = ungated.suspects(loaded(scene))
     assert one.gpus == (f"{devices}/nvidia0", f"{devices}/nvidia1")
@@ -176,7 +175,7 @@ def test_a_round_records_each_once_with_its_verdict(scene: Scene, devices: Path,
     copy = scene.file("else/train.py", JOB)
     holder = scene.file("else/serve.py", JOB + "x = 1\n")
     start(sys.executable, copy, cwd=scene.root / "else")
-    pid = start(sys.executable, holder, devices / "nvidia1", scene.root / "libcuda.so.1")
+    pid = start(sys.executable, holder, devices / "nvidia1", devices / "nvidia-uvm")
     scene.file("job/train.py", JOB + "# edited\n")
     state = State(str(scene.state / folder_name(str(scene.policy))))
     rules = loaded(scene)
