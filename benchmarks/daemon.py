@@ -30,11 +30,11 @@ import trees
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lockd import client, protocol  # noqa: E402
-from lockd.look import Launch  # noqa: E402
-from tests.daemons import Daemon, until  # noqa: E402
-from tests.scene import LOCKD, Scene  # noqa: E402
-from tests.test_daemon_load import Benign  # noqa: E402
+from lockd import client, protocol
+from lockd.look import Launch
+from tests.daemons import Daemon, until
+from tests.scene import LOCKD, Scene
+from tests.test_daemon_load import Benign
 
 EDITS, QUESTIONS, TIMES, WRITERS, CLIENTS, ACTS = 200, 2_000, 11, 300, 500, 10_000
 QUEUE, BURST = 1_000, 20_000
@@ -169,23 +169,29 @@ def burst(folder: Path, home: Path) -> None:
     """More edits than a queue holds, while the daemon is stopped: only a new look can tell what is."""
     shorts = [("the daemon's own queue (fanotify)", None), ("the kernel's queue (inotify)", QUEUE)]
     for name, kernel in shorts if os.geteuid() == 0 else shorts[:1]:
-        scene, paths = modules(home / str(kernel), 2 * QUEUE)
-        with queue_of(kernel):  # only while the daemon takes its queue
-            daemon = Short(scene, prefix=("unshare", "-Ur") if kernel else ()).ready()
-        with daemon:
-            daemon.process.send_signal(signal.SIGSTOP)
-            for number in range(BURST):
-                paths[number % len(paths)].write_text(f"x = {number}\n")
-            for path in paths[1:]:
-                path.write_text("x = 1\n")
-            daemon.process.send_signal(signal.SIGCONT)
-            right = timed(lambda: until(lambda: judged(daemon) == {f"file:{paths[0]}"}, "the final state", 60))
-            told = until(lambda: [one["message"] for one in log(scene, "look")], "the overflow to be told", 60)
-            paths[0].write_text("x = 1\n")
-            daemon.wait_for("ok")
-            daemon.stop()
-        text = f"told: {told[0].split(';')[0]}; right after {right:.2f} s"
+        told, right = _overflown(home / str(kernel), kernel)
+        text = f"told: {told.split(';')[0]}; right after {right:.2f} s"
         row(f"{BURST:,} edits, {name} of {QUEUE:,}", text, "told, right by itself")
+
+
+def _overflown(home: Path, kernel: int | None) -> tuple[str, float]:
+    """What the log says of it, and seconds until the verdict was right."""
+    scene, paths = modules(home, 2 * QUEUE)
+    with queue_of(kernel):  # only while the daemon takes its queue
+        daemon = Short(scene, prefix=("unshare", "-Ur") if kernel else ()).ready()
+    with daemon:
+        daemon.process.send_signal(signal.SIGSTOP)
+        for number in range(BURST):
+            paths[number % len(paths)].write_text(f"x = {number}\n")
+        for path in paths[1:]:
+            path.write_text("x = 1\n")
+        daemon.process.send_signal(signal.SIGCONT)
+        right = timed(lambda: until(lambda: judged(daemon) == {f"file:{paths[0]}"}, "the final state", 60))
+        told = until(lambda: [one["message"] for one in log(scene, "look")], "the overflow to be told", 60)
+        paths[0].write_text("x = 1\n")
+        daemon.wait_for("ok")
+        daemon.stop()
+    return str(told[0]), right
 
 
 def writers(folder: Path, home: Path) -> None:

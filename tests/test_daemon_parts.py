@@ -18,11 +18,14 @@ from lockd import check, lock, policy, state
 from lockd.check import Report
 from lockd.daemon import gather, record, standing
 from lockd.daemon.gather import Burst, Gatherer
+from lockd.daemon.memo import HeldMemo
 from lockd.daemon.record import Recorder
 from lockd.daemon.scribe import Scribe
 from lockd.daemon.targets import targets
 from lockd.errors import LockdError
 from lockd.lineage import row
+from lockd.look import Memo
+from lockd.memo import StateMemo
 from lockd.watch.hints import Hint, Who
 from tests.scene import Scene, pinned_file
 
@@ -255,3 +258,15 @@ def test_a_link_that_is_pinned_is_watched_at_both_ends(tmp_path: Path) -> None:
     os.symlink("real.py", tmp_path / "link.py")
     loaded = policy.parse(f'schema = 1\nname = "ct"\n[[file]]\npath = "{tmp_path}/link.py"\n', "/etc/lockd/ct.toml")
     assert {f"{tmp_path}/link.py", f"{tmp_path}/real.py"} <= {target.path for target in targets(loaded)}
+
+
+# -- what is remembered
+
+
+def test_the_held_memo_remembers_what_the_one_behind_keeps(tmp_path: Path) -> None:
+    """Else an edit in a large environment has every package of it surveyed again."""
+    held = HeldMemo(StateMemo(str(tmp_path / "memo")))
+    assert held.remembers and not HeldMemo(Memo()).remembers
+    held.keep(("python", "parts"), [("a", 1)])
+    assert held.kept(("python", "parts")) == [("a", 1)]
+    assert HeldMemo(StateMemo(str(tmp_path / "memo"))).kept(("python", "parts")) == [("a", 1)]

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from lockd.watch.hints import Hint, Who, writer
-from lockd.watch.process import Process, Stat, mask, parse_cgroup, parse_cmdline, parse_stat, parse_uid
+from lockd.watch.process import Process, Stat, ancestors, mask, parse_cgroup, parse_cmdline, parse_stat, parse_uid
 from lockd.watch.watcher import Watcher
 from lockd.watch.who import ENDED, OUTSIDE, Asker, describe, origin
+from tests.daemons import until
 from tests.watching import Collector, Remote, needs_fanotify, outside
 
 SLEEPY = "import os,sys,time; fd=os.open(sys.argv[1],65); os.write(fd,b'x'); os.close(fd); time.sleep(0.05)"
@@ -159,6 +160,35 @@ def test_another_process_of_the_same_number_is_never_named() -> None:
     )  # as if the number were ours now
     assert asker.ask(os.getpid(), -1).confidence == "not observed"
     os.close(ended)
+
+
+def test_what_has_the_number_of_a_parent_that_ended_is_no_parent() -> None:
+    """A number is given again: a process that started after its child cannot have started it."""
+    child = Stat("cp", "S", 40, 100)
+    older, younger = a_process(40, 1, "/usr/bin/bash"), a_process(40, 1, "/usr/sbin/sshd")
+    younger = younger._replace(stat=younger.stat._replace(started=101))
+    assert [found.exe for found in ancestors(child, {40: older}.get)] == ["/usr/bin/bash"]
+    assert list(ancestors(child, {40: younger}.get)) == []
+
+
+def test_a_parent_that_execs_is_read_again() -> None:
+    asker, words = Asker(), "sleep 30 & sleep 30 & read x; exec sleep 31"
+    shell = subprocess.Popen(["sh", "-c", words], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        assert shell.stdin
+        one, two = until(lambda: len(found := children(shell.pid)) == 2 and found, "two children")
+        assert asked(one, asker).parents[0] == (shell.pid, os.path.basename(os.path.realpath("/bin/sh")))
+        shell.stdin.write(b"\n")
+        shell.stdin.flush()
+        until(lambda: asked(shell.pid, asker).cmdline == ("sleep", "31"), "the exec")
+        assert asked(two, asker).parents[0] == (shell.pid, "sleep")
+    finally:
+        os.killpg(shell.pid, 9)
+        shell.wait()
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_an_exec_is_seen_although_pid_and_start_time_stay() -> None:

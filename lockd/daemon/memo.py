@@ -23,6 +23,7 @@ class HeldMemo(Memo):
     def __init__(self, behind: Memo) -> None:
         self._behind = behind
         self._held: dict[tuple[Any, ...], tuple[str, Seen]] = {}
+        self.remembers = behind.remembers
 
     def recall(self, key: tuple[Any, ...], stamp: str, compute: Callable[[], Seen]) -> Seen:
         """What `compute` gave for this stamp."""
@@ -36,3 +37,11 @@ class HeldMemo(Memo):
             while len(self._held) > _MOST:
                 del self._held[next(iter(self._held))]
         return seen
+
+    def kept(self, key: tuple[Any, ...]) -> Any:
+        """What the other one kept: it is large, and seldom asked for."""
+        return self._behind.kept(key)
+
+    def keep(self, key: tuple[Any, ...], value: Any) -> None:
+        """Have the other one keep it."""
+        self._behind.keep(key, value)
