@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import argparse
 
-    from lockd.gates.site import Status
+    from lockd.gates.site import NotThere, Status
     from lockd.session import Session
 
 _HELP = {
@@ -68,13 +68,20 @@ def _run_site(args: argparse.Namespace) -> int:
 
     session = _session(args)
     policy, state = session.policy, session.state
-    where = site.place(policy, args.env)
+    try:
+        where = site.place(policy, args.env)
+    except site.NotThere as error:
+        if args.deed != "remove":
+            raise
+        return _forget(args, session, error)
     if args.deed == "remove":
         gone = site.remove(policy, where, state)
         text = f"the site hook is out of {where.prefix}" if gone else f"{where.prefix} had no site hook of this policy"
         _say(args, text, {"removed": gone, **_document(site.status(policy, where, state))})
         return 0
     if args.deed == "install":
+        for path in site.gone_policies(where):
+            cli.warn(f"{path} is gone: the hook no longer serves that policy")
         status = site.install(policy, where, state, trust_unmapped=args.trust_unmapped)
     else:
         status = site.status(policy, where, state)
@@ -82,6 +89,20 @@ def _run_site(args: argparse.Namespace) -> int:
     if status.trouble:
         cli.warn(f"{status.trouble}; {status.hint}")
     return 0 if status.is_ours or args.deed == "install" else 1
+
+
+def _forget(args: argparse.Namespace, session: Session, error: NotThere) -> int:
+    """There is nothing to take a hook out of: none is expected there any more."""
+    from lockd import cli
+    from lockd.gates import site
+
+    site.forget(session.state, error.name)
+    text = f"{error.what}, so neither is a hook: none is expected there any more"
+    where = session.policy.path
+    cli.warn(f"one that was moved still holds its hook: to take that out, write its new path into {where} first")
+    document = {"kind": "site", "env": error.name, "prefix": error.where, "installed": False, "removed": False}
+    _say(args, text, {**document, "policies": [], "trouble": None})
+    return 0
 
 
 def _told(status: Status) -> str:

@@ -9,6 +9,7 @@ Never: runs the environment's Python, touches a file there that is not the hook,
 from __future__ import annotations
 
 import ast
+import errno
 import glob
 import json
 import os
@@ -54,6 +55,15 @@ class Status:
         return self.installed and not self.trouble
 
 
+class NotThere(LockdError):
+    """The environment is not where the policy says. name: what the policy calls it."""
+
+    def __init__(self, name: str, path: str) -> None:
+        hint = "make it; or, if it was moved, write its new path into the policy: its hook moved with it, and asks"
+        super().__init__(f"the environment {name} is not there", where=path, hint=hint)
+        self.name = name
+
+
 def place(policy: Policy, name: str | None) -> Place:
     """The environment that is meant, by its name in the policy. UsageError where it can have no hook."""
     from lockd.disk import Disk
@@ -71,9 +81,11 @@ def place(policy: Policy, name: str | None) -> Place:
     found = find(rule, Disk())
     if isinstance(found, Unknown):
         raise LockdError(found.reason, where=rule.path, hint="make it readable, then install again")
-    if found is None or found.broken:
-        what = "is not there" if found is None else f"cannot start: {found.broken}"
-        raise LockdError(f"the environment {wanted} {what}", where=rule.path, hint="make it, then install the hook")
+    if found is None:
+        raise NotThere(wanted, rule.path)
+    if found.broken:
+        hint = "make it anew, then install the hook"
+        raise LockdError(f"the environment {wanted} cannot start: {found.broken}", where=rule.path, hint=hint)
     return Place(wanted, found.prefix, _folder(found, rule.path))
 
 
@@ -91,17 +103,28 @@ def _folder(found: Interpreter, path: str) -> str:
 
 
 def install(policy: Policy, where: Place, state: State | None, *, trust_unmapped: bool = False) -> Status:
-    """Put the hook in, or this policy into the hook that is there."""
+    """Put the hook in, or this policy into the hook that is there. Policies that are gone are served no longer."""
     if not policy.launch.scripts and not policy.launch.modules:
         hint = 'name them under [launch]: scripts = ["/root/train.py"], modules = ["pkg.train"]'
         raise UsageError("the policy names no launch, so a hook would never ask", where=policy.path, hint=hint)
     _check_self()
-    others = [one for one in _installed(where) if one["policy"] != policy.path]
+    others = [one for one in _installed(where) if one["policy"] != policy.path and os.path.exists(one["policy"])]
     entry = _entry(policy, trust_unmapped)
     policies = sorted([*others, entry], key=lambda one: str(one["policy"]))
     put(where, render({"python": sys.executable, "patience": PATIENCE, "policies": policies}))
     _record(state, where, installed=True)
     return status(policy, where, state)
+
+
+def gone_policies(where: Place) -> list[str]:
+    """The policies that the hook serves and that are not there any more: it refuses what they name."""
+    return [str(one["policy"]) for one in _installed(where) if not os.path.exists(one["policy"])]
+
+
+def forget(state: State | None, name: str) -> None:
+    """Expect no hook in an environment that is not there any more."""
+    if state is not None:
+        _record(state, Place(name, "", ""), installed=False)
 
 
 def remove(policy: Policy, where: Place, state: State | None) -> bool:
@@ -190,7 +213,9 @@ def _forget_bytecode(folder: str) -> None:
 
 
 def _unwritable(where: Place, error: OSError) -> LockdError:
-    hint = "run this as the environment's owner; a read-only one is gated by `lockd run -- CMD` or by its unit"
+    hint = "run this as the environment's owner"
+    if error.errno == errno.EROFS:
+        hint = "mount it writable for this; or gate the launch by `lockd run -- CMD`, or by its unit"
     return LockdError(f"the hook could not be written: {error.strerror}", where=where.folder, hint=hint)
 
 
@@ -221,7 +246,10 @@ def _trouble(policy: Policy, content: dict[str, Any] | None, found: hook.Hook, p
     entry = next(one for one in content["policies"] if one["policy"] == policy.path)
     wanted = _entry(policy, bool(entry["trust_unmapped"]))
     stale = [name for name in ("name", "scripts", "modules", "on_unknown", "on_fault") if entry[name] != wanted[name]]
-    return f"the policy has changed since: {', '.join(stale)}" if stale else ""
+    if stale:
+        return f"the policy has changed since: {', '.join(stale)}"
+    gone = [path for path in policies if not os.path.exists(path)]
+    return f"it refuses the launches of a policy that is gone: {', '.join(gone)}" if gone else ""
 
 
 def _installed(where: Place) -> list[dict[str, Any]]:
