@@ -162,7 +162,8 @@ def uv(folder: Path, home: Path) -> None:
         f"{told}; install {seconds:.1f} s, settled {settled:.1f} s",
         "1, 1, uv",
     )
-    print(f"<!-- {findings[0]['message']} -->", flush=True)
+    for drift in reversed(drifts):
+        print(f"<!-- {drift['at']} {drift['fact']}: {drift['message']} -->", flush=True)
 
 
 def burst(folder: Path, home: Path) -> None:

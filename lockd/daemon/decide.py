@@ -20,6 +20,7 @@ from lockd.daemon import standing
 from lockd.daemon.explained import Explainer, unexplained
 from lockd.daemon.eyes import Eyes
 from lockd.daemon.gather import Burst, Gatherer
+from lockd.daemon.glance import Glancer
 from lockd.daemon.record import Recorder
 from lockd.daemon.subject import Subject
 from lockd.errors import LockdError
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 STAT, POLL, COMMANDS = 300.0, 30.0, 300.0  # seconds between timed looks
 SYNC = 2.0  # seconds that the proof of having read every event may take
+SLOW = 0.06  # seconds; where a look at everything takes longer, a glance comes before one at what moved
+LARGE = 0.2  # seconds; a look at what moved that took longer had a large package surveyed again
 TOLD = 0.5  # seconds that an answer waits for the history to be written
 
 
@@ -98,6 +101,7 @@ class Decider(threading.Thread):
         self._timers = _Timers()
         self._answers: dict[Any, Report] = {}
         self._explainer = Explainer()
+        self._glancer, self._slow = Glancer(), False
         self._watching: Mapping[str, str] = {}
         self._watched: Policy | None = None
 
@@ -173,7 +177,9 @@ class Decider(threading.Thread):
     def _left(self) -> float:
         """Seconds until something is due."""
         now = time.monotonic()
-        times = [self._timers.stat - now, self.gatherer.due(), self.recorder.due(now, self.gatherer.quiet_for())]
+        times = [self._timers.stat - now, self.gatherer.due()]
+        if not self.gatherer.waiting:  # a change that is still to be looked at is not over
+            times.append(self.recorder.due(now, self.gatherer.quiet_for()))
         if self.eyes.polled:
             times.append(self._timers.poll - now)
         return min(one for one in times if one is not None)
@@ -195,7 +201,9 @@ class Decider(threading.Thread):
         burst = self.gatherer.take() if asked or self.gatherer.due() == 0 else Burst()
         whole = whole or burst.whole or timed or not proved
         # 4. the look
-        if burst.hints or whole or questions or reload:
+        if burst.hints and not (asked or whole or burst.due) and self._glanced(burst):
+            self.gatherer.hold(burst)
+        elif burst.hints or whole or questions or reload:
             self._look(burst, whole, any(question.commands for question in questions))
         self._note_watching(burst)
         # 5. the history, when the burst is over
@@ -268,6 +276,7 @@ class Decider(threading.Thread):
         sight = self.eyes.look(policy, None if whole else burst.paths, commands)
         after = time.monotonic()
         if whole:
+            self._slow = after - now >= SLOW
             self._timers.stat = self._timers.poll = after
             self._timers.stat += STAT
             self._timers.poll += POLL
@@ -294,6 +303,27 @@ class Decider(threading.Thread):
         report = replace_plain(standing.apply(report, self.marks, self.healed), sight=plain)
         self._publish(replace(new, report=report))
         self.recorder.take(report, burst, time.monotonic(), new.looks)
+        if not whole and after - now >= LARGE:
+            self.eyes.trim()
+
+    def _glanced(self, burst: Burst) -> bool:
+        """Say what a glance tells, where a look would be slow. True: that may stand until the burst is over."""
+        seen = self.eyes.sight
+        if not self._slow or seen is None or self.subject.trouble:
+            return False
+        now = time.monotonic()
+        glance = self._glancer(seen, burst.hints)
+        if glance is None:
+            return False
+        report = self._judged(glance.sight, now, unexplained)
+        if report.verdict not in ("block", "warn"):
+            return False  # nothing is called good by a glance
+        self.marks = standing.mark(report, self.marks, burst.hints, seen.manifests, glance.owned)
+        report = standing.apply(report, self.marks, self.healed)
+        looks = self.standing.looks + 1
+        self._publish(replace(self.standing, report=report, at=time.time(), clock=time.monotonic(), looks=looks))
+        self.recorder.take(report, burst, time.monotonic(), looks)
+        return glance.complete
 
     def _judged(self, sight: Sight, started: float, explained: check.Explained) -> Report:
         assert self.subject.policy is not None

@@ -73,7 +73,7 @@ class Eyes:
         self._watcher = watcher
 
     @staticmethod
-    def _trim() -> None:
+    def trim() -> None:
         """Give back what a look at everything needed for a moment."""
         gc.collect()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
@@ -143,7 +143,7 @@ class Eyes:
     def save(self) -> None:
         """Keep what was learned for the next daemon or direct look."""
         trouble = self._disk.save()
-        self._trim()
+        self.trim()
         if trouble is not None:
             self._say("cache_unwritable", error=trouble.reason, path=trouble.path)
 

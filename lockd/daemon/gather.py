@@ -16,15 +16,22 @@ from dataclasses import dataclass, field
 from lockd.watch.hints import LOSSES, Hint
 
 QUIET, BOUND = 0.03, 2.0  # seconds
+CALM, HELD = 0.3, 20.0  # the same for a look that a glance stands in for
 MOST = 200_000
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Hints of one time. at: seconds since the epoch of the first; whole: anything may have changed."""
+    """Hints of one time. whole: anything may have changed.
+
+    held: since when (by the gatherer's clock) some of them wait for a look, 0 for not at all; due: they waited long
+    enough.
+    """
 
     hints: tuple[Hint, ...] = ()
     whole: bool = False
+    held: float = 0.0
+    due: bool = False
 
     @property
     def losses(self) -> tuple[Hint, ...]:
@@ -42,6 +49,8 @@ class Gatherer:
     changed: threading.Condition = field(default_factory=threading.Condition)
     now: Callable[[], float] = time.monotonic
     _hints: dict[Hint, None] = field(default_factory=dict)
+    _held: dict[Hint, None] = field(default_factory=dict)
+    _since: float = 0.0
     _first: float = 0.0
     _last: float = 0.0
     _flooded: bool = False
@@ -61,7 +70,7 @@ class Gatherer:
     @property
     def waiting(self) -> bool:
         """Are there hints that nobody has taken?"""
-        return bool(self._hints)
+        return bool(self._hints or self._held)
 
     @property
     def lost(self) -> tuple[Hint, ...]:
@@ -72,9 +81,12 @@ class Gatherer:
     def due(self) -> float | None:
         """Seconds until the burst is to be looked at, 0 for now; None: there is none."""
         with self.changed:
-            if not self._hints:
-                return None
-            return max(0.0, min(self._last + QUIET, self._first + BOUND) - self.now())
+            times = [min(self._last + QUIET, self._first + BOUND)] if self._hints else []
+            times += [self._due_held()] if self._held else []
+            return max(0.0, min(times) - self.now()) if times else None
+
+    def _due_held(self) -> float:
+        return min(self._last + CALM, self._since + HELD)
 
     def quiet_for(self) -> float:
         """Seconds since the last hint."""
@@ -83,6 +95,14 @@ class Gatherer:
     def take(self) -> Burst:
         """Everything that came so far."""
         with self.changed:
-            hints, self._hints = self._hints, {}
+            due = bool(self._held) and self.now() >= self._due_held()
+            hints, self._hints = self._held | self._hints, {}
+            held, self._held, self._since = self._since, {}, 0.0
             flooded, self._flooded = self._flooded, False
-        return Burst(tuple(hints), flooded or any(hint.kind in LOSSES for hint in hints))
+        return Burst(tuple(hints), flooded or any(hint.kind in LOSSES for hint in hints), held, due)
+
+    def hold(self, burst: Burst) -> None:
+        """A glance at it was enough for now: it is taken again with what comes, and looked at once it is calm."""
+        with self.changed:
+            self._held = dict.fromkeys(burst.hints)
+            self._since = burst.held or self.now()

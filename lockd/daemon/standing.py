@@ -47,9 +47,21 @@ _LATE = 1.0  # seconds that the event of a change may come after the look that f
 _HEALED = 1_000  # facts of which it is remembered who put them back
 
 
-def mark(report: Report, before: Marks, hints: Iterable[Hint], manifests: Manifests) -> Marks:
-    """The marks of a report's findings. hints: those since the last look. manifests: of the last look."""
+def mark(
+    report: Report,
+    before: Marks,
+    hints: Iterable[Hint],
+    manifests: Manifests,
+    owned: Mapping[str, list[Hint]] | None = None,
+) -> Marks:
+    """The marks of a report's findings. hints: those since the last look. manifests: of the last look. owned: of facts
+    of which it is known already which hints are theirs; then no other fact has any.
+    """
     listed, now = tuple(hints), stamp()
+
+    def own(fact: str) -> list[Hint]:
+        return _own(fact, report.sight, listed, manifests) if owned is None else owned.get(fact, [])
+
     marks: dict[str, Mark] = {}
     for finding in (*report.findings, *report.recorded):
         if finding.fact.partition(":")[0] in LAUNCH_KINDS:
@@ -58,12 +70,10 @@ def mark(report: Report, before: Marks, hints: Iterable[Hint], manifests: Manife
         if old is not None and old.key == key and not old.unseen:
             marks[finding.fact] = old
         elif old is not None and old.key == key:
-            late = [
-                hint for hint in _own(finding.fact, report.sight, listed, manifests) if hint.at - old.unseen <= _LATE
-            ]
+            late = [hint for hint in own(finding.fact) if hint.at - old.unseen <= _LATE]
             marks[finding.fact] = Mark(key, old.since, writer(late).as_dict()) if late else old
         else:
-            marks[finding.fact] = _new(finding, key, old, _own(finding.fact, report.sight, listed, manifests), now)
+            marks[finding.fact] = _new(finding, key, old, own(finding.fact), now)
     return marks
 
 
