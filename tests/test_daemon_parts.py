@@ -166,6 +166,10 @@ def test_a_change_goes_on_while_its_writer_lives(recording: Recording) -> None:
         recording.take("x = 2\n", 1, Hint(str(recording.path), "changed", who=who))
         assert not recording.recorder.over(1.5, 0.5)
         assert recording.recorder.over(1 + record.LONG, record.LONG)  # it does nothing any more
+        hints = [Hint(f"/venv/{number}", "created", who=who) for number in range(record.MANY)]
+        recording.take("x = 3\n", 2, *hints)
+        assert not recording.recorder.over(2 + record.LONG, record.LONG)  # an installer unpacks a large file elsewhere
+        assert recording.recorder.over(2 + record.LONGER, record.LONGER)
     finally:
         writer.communicate(b"\n")
     assert recording.recorder.over(1.5, 0.5)

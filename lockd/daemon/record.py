@@ -1,8 +1,8 @@
 """When a change goes into the history: once it is over, and before it is undone.
 
 Always holds: one burst is one change; it is over when no hint came for QUIET seconds and its writers have ended, or
-after LONG seconds of quiet. A state that somebody was told of, or that stood for a while, leaves its mark even if the
-next look finds it gone.
+after LONG seconds of quiet; an install (MANY paths) may write elsewhere for LONGER in the middle. A state that somebody
+was told of, or that stood for a while, leaves its mark even if the next look finds it gone.
 Never: writes itself: the scribe does.
 """
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lockd.daemon.scribe import Scribe
 
 LONG = 1.0  # seconds of quiet after which a change is over though its writer lives on
+MANY, LONGER = 20, 10.0  # paths that make a change an install, and the same seconds for one
 STOOD = 0.25  # seconds after which a state counts though it did not last
 
 
@@ -34,10 +35,13 @@ class Recorder:
         self._since = 0.0
         self._told, self._look = 0, 0  # numbers of looks: the last that somebody was told of, the first that waits
         self._writers: set[tuple[int, int]] = set()
+        self._paths: set[str] = set()
 
     def take(self, report: Report, burst: Burst, now: float, look: int) -> None:
         """What stands after a look, by the number of the look."""
         self._writers |= {(hint.who.pid, hint.who.started) for hint in burst.hints if hint.who.pid and hint.who.started}
+        if len(self._paths) < MANY:
+            self._paths |= burst.paths
         keys = standing.keys(report)
         if self._pending is not None:
             before = standing.keys(self._pending)
@@ -47,7 +51,7 @@ class Recorder:
             if self._counts(before, keys, _began(burst, now)):
                 self.flush()
         if keys == self._last:
-            self._pending = None
+            self._pending, self._paths = None, set()
         else:
             self._pending, self._since, self._look = report, now, look
 
@@ -69,7 +73,7 @@ class Recorder:
             self._tell(self._pending)
             self._last = standing.keys(self._pending)
             self._scribe.record(self._pending)
-        self._pending, self._writers = None, set()
+        self._pending, self._writers, self._paths = None, set(), set()
 
     def _tell(self, report: Report) -> None:
         """The journal gets each finding that came and each that went."""
@@ -87,9 +91,10 @@ class Recorder:
         """A writer that lives may go on; ask again every QUIET seconds whether it does."""
         if quiet < QUIET:
             return QUIET - quiet
-        if quiet >= LONG or not self._living():
+        long = LONG if len(self._paths) < MANY else LONGER
+        if quiet >= long or not self._living():
             return 0.0
-        return min(QUIET * 2, LONG - quiet)
+        return min(QUIET * 2, long - quiet)
 
     def _living(self) -> bool:
         self._writers = {one for one in self._writers if (row := lineage.row(one[0])) and row.start == one[1]}

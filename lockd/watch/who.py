@@ -95,7 +95,7 @@ def _bound(cache: OrderedDict[int, Any], newest: int) -> None:
 
 
 def _mark(process: Process, first: Glance | None) -> Mark:
-    """What tells this process from the next one of its number; none of what it was before an exec during the reading."""
+    """What tells this process from the next of its number, and from what it was before an exec during the reading."""
     if first and (first.stat.started, first.mark.exe) == (process.stat.started, process.exe):
         return first.mark
     return Mark(process.stat.started, process.exe, "")
