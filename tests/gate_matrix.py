@@ -118,7 +118,7 @@ def verdict(scene: Scene, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def daemon_is(scene: Gated, state: str) -> Iterator[Callable[[], None]]:
+def daemon_is(scene: Scene, state: str) -> Iterator[Callable[[], None]]:
     """A daemon in this state; what is given has to be called once the launch was started."""
     if state == "down":
         yield lambda: None
@@ -132,7 +132,7 @@ def daemon_is(scene: Gated, state: str) -> Iterator[Callable[[], None]]:
             yield (lambda: None) if state != "killed in the middle" else lambda: _kill_soon(process)
 
 
-def _stop(scene: Gated, process: subprocess.Popen[bytes]) -> None:
+def _stop(scene: Scene, process: subprocess.Popen[bytes]) -> None:
     """SIGSTOP, but not in the middle of a write: whoever is stopped there keeps the store, and `on_fault` decides."""
     (path,) = scene.state.glob("*/store.sqlite")
     store = sqlite3.connect(path, timeout=60, isolation_level=None)
@@ -148,8 +148,9 @@ def _kill_soon(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _real(scene: Gated) -> Iterator[subprocess.Popen[bytes]]:
-    variables = {**scene.variables(), "LOCKD_STATE": str(scene.state), "LOCKD_RUNTIME": str(scene.root / "run")}
+def _real(scene: Scene) -> Iterator[subprocess.Popen[bytes]]:
+    variables = {"PATH": os.environ["PATH"], "HOME": str(scene.root / "home")}
+    variables |= {"LOCKD_STATE": str(scene.state), "LOCKD_RUNTIME": str(scene.root / "run")}
     log = open(scene.root / "daemon.log", "ab")  # noqa: SIM115
     process = subprocess.Popen(
         [*LOCKD, "daemon", "--policy", str(scene.policy)],
@@ -173,7 +174,7 @@ def _real(scene: Gated) -> Iterator[subprocess.Popen[bytes]]:
         path.unlink(missing_ok=True)
 
 
-def _answers(scene: Gated) -> bool:
+def _answers(scene: Scene) -> bool:
     from lockd import client
 
     os.environ["LOCKD_RUNTIME"] = str(scene.root / "run")

@@ -129,7 +129,7 @@ path = "{scene.root}/job/model.py"
 class Daemon:
     """One that speaks the protocol. replies: what it sends to a request, None: nothing, and the connection stays."""
 
-    def __init__(self, scene: Gated, replies: list[bytes] | None, close: bool = True) -> None:
+    def __init__(self, scene: Scene, replies: list[bytes] | None, close: bool = True) -> None:
         folder = Path(protocol.folder(str(scene.root / "run"), str(scene.policy)))
         folder.mkdir(parents=True, exist_ok=True)
         self.path, self.replies, self.close = folder / "socket", replies, close
@@ -162,7 +162,7 @@ class Daemon:
 
 
 @contextmanager
-def daemon(scene: Gated, replies: list[bytes] | None, close: bool = True) -> Iterator[Daemon]:
+def daemon(scene: Scene, replies: list[bytes] | None, close: bool = True) -> Iterator[Daemon]:
     one = Daemon(scene, replies, close)
     one.thread.start()
     try:

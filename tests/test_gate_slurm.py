@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,12 +71,15 @@ def _policy(scene: Scene, kernel: str = '"locked"') -> None:
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("verdict", matrix.VERDICTS)
+@pytest.mark.parametrize("state", matrix.DAEMONS)
 @pytest.mark.parametrize("way", ["`srun`", "`sbatch`"])
-def test_a_cell(gated: tuple[Scene, Slurm], way: str, verdict: str) -> None:
-    """Rows of the matrix in docs/gates.md."""
+def test_a_cell(gated: tuple[Scene, Slurm], way: str, state: str, verdict: str) -> None:
+    """Rows of the matrix in docs/gates.md. The TaskProlog looks itself, beside whatever daemon has the same state."""
     scene, one = gated
     scene.file("job/model.py")
-    with matrix.verdict(scene, verdict):
+    scene.file("job/notes.py", "n = 1\n")
+    with matrix.verdict(scene, verdict), matrix.daemon_is(scene, state) as started:
+        threading.Thread(target=started, daemon=True).start()
         if way == "`srun`":
             done = one.run("srun", "-n1", "echo", "trained")
             code, text = done.returncode, done.stdout + done.stderr
