@@ -361,12 +361,23 @@ def _first_word(path: str, index: int) -> str:
         return file.readline().split()[index]
 
 
+def _hook(patient: Patient) -> Iterator[Check]:
+    """Site hooks that ask by an old policy, by another version of lockd, or not at all any more."""
+    if patient.policy is None or not patient.policy.python:
+        return
+    from lockd.gates import site
+
+    for one in site.stale(patient.policy, patient.state):
+        yield Check("hook", "warn", f"the site hook of {one.place.name}: {one.trouble}", one.hint)
+
+
 CHECKS: tuple[Callable[[Patient], Iterable[Check]], ...] = (
     _python,
     _tools,
     _privileges,
     _clock,
     _disabled,
+    _hook,
     _inotify,
     _file_systems,
     _wiped,

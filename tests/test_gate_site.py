@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lockd.gates import site
 from lockd.gates.hook import which
 from lockd.probes.python import hook
 from tests.gating import Gated, gated, write_policy
@@ -458,3 +460,32 @@ def test_a_state_that_takes_no_record_is_a_fault(scene: Gated) -> None:
     (folder / "store.sqlite").mkdir()
     done = scene.launch(scene.train)
     assert done.code == 0 and "lockd: warning" in done.err and "on_fault" in done.err and len(scene.ran) == 1
+
+
+def test_doctor_tells_of_a_hook_that_is_due(scene: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hooks() -> list[dict[str, str]]:
+        return [one for one in scene.lockd("doctor", "--json").document["checks"] if one["name"] == "hook"]
+
+    assert hooks() == []
+    scene.policy.write_text(scene.policy.read_text().replace("[launch]", '[launch]\non_fault = "block"'))
+    (told,) = hooks()
+    assert "changed since: on_fault" in told["what"] and told["hint"] == "lockd gate install site --env train"
+    scene.install()
+    assert hooks() == []
+    template = hook.template()
+    with monkeypatch.context() as patch:  # as an earlier lockd would have written it
+        patch.setattr(hook, "template", lambda: template.replace("DEPTH = 128", "DEPTH = 127"))
+        place = site.Place("train", str(scene.root / "venv"), str(scene.site_packages))
+        content = site.content_of(place)
+        assert content is not None
+        site.put(place, site.render(content))
+        digest = hook.read(str(scene.site_packages))
+    (record,) = scene.state.glob("*/hooks.json")
+    assert digest is not None
+    record.write_text(json.dumps({"train": digest.digest}))
+    (told,) = hooks()
+    assert "another version of lockd" in told["what"]
+    assert scene.launch(scene.train).code == 0  # it asks all the same
+    scene.hook.unlink()
+    (told,) = hooks()
+    assert "not as it was installed" in told["what"] or "is gone" in told["what"]

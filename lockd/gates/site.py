@@ -226,13 +226,38 @@ def status(policy: Policy, where: Place, state: State | None) -> Status:
     """How the hook of an environment stands, for this policy."""
     recorded = {} if state is None else hook.recorded(state.folder)
     found = hook.read(where.folder, recorded.get(where.name))
-    again = f"lockd gate install site --env {where.name}"
+    again = _again(where.name)
     if found is None:
         return Status(where, False, (), "the hook that was installed is gone" if where.name in recorded else "", again)
     content = content_of(where)
     policies = tuple(str(one["policy"]) for one in (content or {}).get("policies", ()))
     trouble = _trouble(policy, content, found, policies)
     return Status(where, True, policies, trouble, again if trouble else "")
+
+
+def stale(policy: Policy, state: State | None) -> list[Status]:
+    """The hooks in this policy's environments that should be installed anew, each with its trouble.
+
+    An environment without a hook that none was recorded for is none; one that can't be read is left to the look.
+    """
+    found = []
+    for rule in policy.python:
+        try:
+            one = status(policy, place(policy, rule.name), state)
+        except (LockdError, OSError):
+            continue
+        if one.installed and policy.path not in one.policies and one.policies:
+            continue  # another policy's alone
+        if one.installed and not one.trouble and not hook.is_of_this_version(one.place.folder):
+            one = Status(
+                one.place, True, one.policies, "it was installed by another version of lockd", _again(rule.name)
+            )
+        found += [one] if one.trouble else []
+    return found
+
+
+def _again(name: str) -> str:
+    return f"lockd gate install site --env {name}"
 
 
 def _trouble(policy: Policy, content: dict[str, Any] | None, found: hook.Hook, policies: tuple[str, ...]) -> str:

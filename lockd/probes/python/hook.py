@@ -103,6 +103,12 @@ def is_sealed(text: str) -> bool:
     return bool(mark) and sealed(head) == text
 
 
+def is_of_this_version(folder: str) -> bool:
+    """Is the code of the hook in a site folder this lockd's? One that was installed by another one still asks it."""
+    text = (_bytes(os.path.join(folder, MODULE)) or b"").decode("utf-8", "surrogateescape")
+    return _code(text) == _code(sealed(template()))
+
+
 def _code(text: str) -> list[str]:
     """The lines less what is filled in."""
     return [line for line in text.splitlines() if not line.startswith((FILLED, _SEAL))]
