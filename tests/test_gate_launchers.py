@@ -95,11 +95,11 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("verdict", matrix.VERDICTS)
-@pytest.mark.parametrize("state", ["down", "up"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "state", "verdict"), [(name, *cell) for name in NAMES for cell in matrix.way(name).cells]
+)
 def test_a_cell(scene: Gated, name: str, state: str, verdict: str) -> None:
-    """Rows of the matrix; the other states of the daemon are the hook's business alone, and held by its rows."""
+    """Rows of the matrix in docs/gates.md."""
     argv = [str(scene.python.parent / NAMES[name][0]), *NAMES[name][1:]]
     env = {"MODEL": str(scene.root / "job" / "model.py")} if "restart" in name else {}
     with matrix.verdict(scene, verdict), matrix.daemon_is(scene, state) as started:

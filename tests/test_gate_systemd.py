@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,8 @@ def _with_lockd(box: Container) -> None:
         "typing_extensions.py",
         "typing_inspection",
         "packaging",
+        "watchdog",
+        "structlog",
     ):
         box.push(_package(package), f"{inside}/{package}")
     box.push(ROOT / "lockd", f"{inside}/lockd")
@@ -202,20 +206,93 @@ def _write(box: Container, path: str, text: str) -> None:
 
 
 @pytest.mark.container
-@pytest.mark.parametrize("verdict", matrix.VERDICTS)
+@pytest.mark.parametrize("state", matrix.DAEMONS)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_cell(box: Container, way: str, verdict: str) -> None:
-    """Rows of the matrix in docs/gates.md."""
+def test_cells(box: Container, way: str, state: str) -> None:
+    """Rows of the matrix in docs/gates.md: a daemon in this state, and under it one verdict after the other."""
+    found = {}
+    with contextlib.ExitStack() as stack:
+        if state != "killed in the middle":
+            stack.enter_context(_daemon_is(box, state))
+        for verdict in matrix.VERDICTS:
+            found[verdict] = _cell(box, way, state, verdict)
+    assert found == dict(zip(matrix.VERDICTS, matrix.way(way).outcomes, strict=True))
+
+
+def _cell(box: Container, way: str, state: str, verdict: str) -> str:
     box.run("sh", "-c", f"{GOOD}; {SCENE[verdict]}")
     if verdict == "override":
         box.run(*LOCKD, "override", "--for", "1h", "for the test")
     try:
-        found = _start_unit(box) if way == WAYS[0] else _attach(box)
+        with contextlib.ExitStack() as stack:
+            if state == "killed in the middle":
+                stack.enter_context(_daemon_is(box, "up"))
+                kill = box.attach("sh", "-c", f"sleep 0.2; systemctl kill -s KILL {DAEMON}")
+                stack.callback(subprocess.Popen(kill, stdin=subprocess.DEVNULL).wait, 30)
+            return _start_unit(box) if way == WAYS[0] else _attach(box)
     finally:
         if verdict == "override":
             box.run(*LOCKD, "override", "--end")
         box.run("sh", "-c", "if test -e /etc/lockd/away.lock; then mv /etc/lockd/away.lock /etc/lockd/policy.lock; fi")
-    assert found == matrix.way(way).outcomes[matrix.VERDICTS.index(verdict)]
+
+
+DAEMON = "lockd-of-the-test"
+ANSWERS = (
+    "from lockd import client; raise SystemExit(client.ask('/etc/lockd/policy.toml', {'ask': 'standing'}) is None)"
+)
+# not in the middle of a write: whoever is stopped there keeps the store, and `on_fault` decides
+STOP = """import glob, os, signal, sqlite3, sys
+store = sqlite3.connect(glob.glob("/var/lib/lockd/policy-*/store.sqlite")[0], timeout=60, isolation_level=None)
+store.execute("BEGIN IMMEDIATE")
+os.kill(int(sys.argv[1]), signal.SIGSTOP)
+store.execute("ROLLBACK")
+"""
+OTHER = """import os, socket
+from lockd import protocol
+folder = protocol.folder("/run/lockd", "/etc/lockd/policy.toml")
+os.makedirs(folder, exist_ok=True)
+path = os.path.join(folder, "socket")
+if os.path.exists(path):
+    os.unlink(path)
+server = socket.socket(socket.AF_UNIX)
+server.bind(path)
+server.listen()
+while True:
+    client, _ = server.accept()
+    client.recv(1 << 20)
+    client.sendall(protocol.encode({"error": {"what": "version 2, not 1"}}))
+    client.close()
+"""
+
+
+@contextlib.contextmanager
+def _daemon_is(box: Container, state: str) -> Iterator[None]:
+    """A daemon of the container in this state, as a unit of its own."""
+    if state == "down":
+        yield
+        return
+    python, start = LOCKD[0], ("systemd-run", "--quiet", "--collect", f"--unit={DAEMON}", "--")
+    try:
+        if state == "of another version":
+            box.run(*start, python, "-I", "-c", OTHER)
+            _wait(box, "sh", "-c", "test -S /run/lockd/policy-*/socket")
+        else:
+            box.run(*start, *LOCKD, "daemon")
+            _wait(box, python, "-I", "-c", ANSWERS)
+        if state == "stopped":
+            pid = box.run("systemctl", "show", DAEMON, "-p", "MainPID", "--value").stdout.strip()
+            box.run(python, "-I", "-c", STOP, pid)
+        yield
+    finally:
+        box.run("sh", "-c", f"systemctl kill -s KILL {DAEMON}; systemctl stop {DAEMON}; true")
+        box.run("sh", "-c", "rm -f /run/lockd/policy-*/socket")
+
+
+def _wait(box: Container, *command: str) -> None:
+    end = time.monotonic() + 20
+    while box.run(*command, check=False).returncode:
+        assert time.monotonic() < end, box.run("journalctl", "-u", DAEMON, "-n", "30", "-o", "cat").stdout
+        time.sleep(0.1)
 
 
 def _ran(box: Container) -> bool:
@@ -260,7 +337,8 @@ def test_a_refused_unit_is_not_restarted(container: Callable[[Kind], Container],
     box.run("systemctl", "start", "train")
     pid = box.run("systemctl", "show", "train", "-p", "MainPID", "--value").stdout.strip()
     for _ in range(100):
-        if "time.sleep" in box.run("cat", f"/proc/{pid}/cmdline").stdout:
+        words = box.run("cat", f"/proc/{pid}/cmdline").stdout.split("\0")
+        if "lockd" not in words and "-c" in words:  # until then these words are arguments of lockd's
             break
         time.sleep(0.1)
     assert "ActiveState=active" in state() and f"MainPID={pid}" in state()  # lockd became it: the same pid
