@@ -237,6 +237,33 @@ def test_what_could_not_be_written_is_written_later_and_in_order(
     assert not scribe.is_alive() and said == ["history_unwritable", "history_writable"]
 
 
+def test_what_was_held_against_a_lock_that_is_no_more_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow daemon hands over a drift after it was accepted: the log would have it twice, and a heal after it."""
+    scene, path = pinned_file(tmp_path)
+    assert scene.accept().code == 0
+    monkeypatch.setenv("LOCKD_STATE", str(scene.state))
+    opened, loaded = state.open(str(scene.policy), create=True), policy.load(str(scene.policy))
+
+    def judged() -> Report:
+        return check.check(loaded, state=opened, lock=lock.read(loaded.lock_path), launch=None)
+
+    path.write_text("x = 2\n")
+    late = judged()
+    assert late.findings and scene.accept().code == 0
+    scribe = Scribe(opened, lambda *_, **__: None)
+    scribe.start()
+    for report in (late, judged()):
+        scribe.record(report)
+    path.write_text("x = 3\n")
+    scribe.record(judged())
+    assert scribe.flush(20)
+    scribe.stop(5)
+    rows = scene.lockd("log", "--json", "--reverse").document
+    assert [row["kind"] for row in rows] == ["accept", "drift", "accept", "drift"]
+
+
 def test_without_a_state_nothing_is_written() -> None:
     scribe = Scribe(None, lambda *_, **__: None)
     scribe.do(lambda _: pytest.fail("there is no store"))

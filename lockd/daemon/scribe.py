@@ -2,7 +2,7 @@
 
 Always holds: a store that is locked, full or corrupt holds nothing up but the history itself; what could not be written
 is tried again, and `trouble` says so meanwhile. While an accept goes on nothing is recorded that its new lock has to do
-with: what was accepted did not heal, it became good.
+with, and nothing later that was held against the lock before: what was accepted did not heal, it became good.
 Never: decides, or drops a line in silence.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lockd import history
+from lockd import lock as locks
 from lockd.accept_record import alone
 from lockd.errors import LockdError
 
@@ -113,7 +114,8 @@ class Scribe(threading.Thread):
         if self._state is None:
             return
         with alone(self._state, lambda _: None, _ACCEPT):
-            history.record(self._state, report)
+            if not _outdated(report):
+                history.record(self._state, report)
 
     def _append(self, event: Event) -> None:
         def append(store: Store) -> None:
@@ -126,3 +128,17 @@ class Scribe(threading.Thread):
         if store is not None:
             with store:
                 job(store)
+
+
+def _outdated(report: Report) -> bool:
+    """Does another whole lock stand by now? What differed from the one before was recorded by whoever accepted it, and
+    is no drift from this one; the look at this one comes.
+    """
+    try:
+        with open(report.policy.lock_path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return False  # the last good one stands for it
+    digest = locks.digest_of(data)
+    whole = digest is not None and f'digest = "{digest}"'.encode() in data
+    return report.lock is not None and whole and digest != report.lock.digest
