@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockd import check, consequences, names, requirements
 from lockd.errors import LookError, RefusedError, UsageError
-from lockd.facts import Fact, Facts, Unknown, launch_id
+from lockd.facts import Fact, Facts, Unknown, launch_id, short
 from lockd.findings import Breach, Difference
 from lockd.lock import Lock
 from lockd.probes import rules
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _WRONG = ("broken", "missing", "malformed", "duplicate")  # first words of a package's state that need leave
 _FLEETING = ("mtime", "newest")  # told, and moved by a touch: no line of a lock should change for that
+_UNREAD = "lockd verify names the way out of each; lockd doctor says what else lockd cannot read"
 _LISTED = 12  # facts that one message spells out
 
 
@@ -176,7 +177,7 @@ def _check_known(report: Report, chosen: frozenset[str], *, whole: bool) -> None
     unread = [fact for fact in unread if _matters(report, fact) or not whole]
     if unread:
         what = f"{_count(unread, 'fact')} could not be read, and what is unknown is not known good:"
-        raise LookError(_lines(what, (f"{fact.name}: {fact.reason}" for fact in unread)), hint="lockd doctor says more")
+        raise LookError(_lines(what, (short(f"{fact.name}: {fact.reason}") for fact in unread)), hint=_UNREAD)
 
 
 def _matters(report: Report, fact: Unknown) -> bool:

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from lockd.parser import Parser
 
 WITH_VALUE = ("--policy",)
 OPTIONS: dict[str, dict[str, str]] = {
@@ -29,7 +29,7 @@ def parse(module: ModuleType, verb: str, arguments: Sequence[str]) -> Any:
     if takes and "--" in own:
         at = own.index("--")
         own, command = own[:at], own[at + 1 :]
-    args = _switches(module, verb, own) or _parsed(module, own)
+    args = _switches(module, verb, own) or _parsed(module, verb, own)
     if takes:
         args.command = command
     return args
@@ -71,15 +71,17 @@ def _name(switch: str) -> str:
     return switch[2:].replace("-", "_")
 
 
-def _parsed(module: ModuleType, arguments: Sequence[str]) -> Any:
-    args = _parser([module]).parse_args(arguments)
+def _parsed(module: ModuleType, verb: str, arguments: Sequence[str]) -> Any:
+    parser = _parser([module])
+    parser.verb = verb
+    args = parser.parse_args(arguments)
     for option in OPTIONS:
         name = _name(option)
         setattr(args, name, getattr(args, name, None if option in WITH_VALUE else False))
     return args
 
 
-def _parser(modules: Iterable[ModuleType]) -> ArgumentParser:
+def _parser(modules: Iterable[ModuleType]) -> Parser:
     from lockd.parser import Parser
 
     parser = Parser(

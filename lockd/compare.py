@@ -3,8 +3,8 @@
 Always holds: one difference a fact, whatever it differs from. The order of the input never matters, and facts
 compared with themselves give nothing. A thing that is absent on both sides is no difference; one that could not be
 read is `unreadable`, never equal. A `grow` set is compared by its locked entries alone. Facts of an environment that
-is gone, or that could not be read, fold into the one difference about that environment; what a half-done removal left,
-into that about its package.
+is gone, or of which nothing could be read, fold into the one difference about that environment; what a half-done
+removal left, into that about its package.
 Never: reads the machine, a clock or the policy's severities, or guesses a cause that no requirement states.
 """
 
@@ -182,13 +182,13 @@ def _is_absent(fact: Fact | Unknown) -> bool:
 def _fold(differences: dict[str, Difference], filled: set[str | None]) -> dict[str, Difference]:
     """What belongs to an environment that is gone or unreadable folds into the finding about the environment.
 
-    filled: the environments that hold a package; one that changed and holds none any more is as good as gone.
+    filled: the environments that hold a package; one that changed and holds none any more is as good as gone. One whose
+    interpreter alone could not be read (a plain user, root's Python) hides no package that was seen.
     """
     gone = {
         one.name.partition(":")[2]
         for one in differences.values()
-        if one.name.startswith("python:")
-        and (one.change in ("missing", "unreadable") or ("state" in one.attributes and one.name[7:] not in filled))
+        if one.name.startswith("python:") and (one.change == "missing" or _is_hollow(one, filled))
     }
     if not gone:
         return differences
@@ -202,6 +202,10 @@ def _fold(differences: dict[str, Difference], filled: set[str | None]) -> dict[s
             sides: tuple[Against, ...] = tuple(sorted({*whole.against, "policy"}))
             kept[whole.name] = replace(whole, breaches=(*whole.breaches, *folded), against=sides)
     return kept
+
+
+def _is_hollow(one: Difference, filled: set[str | None]) -> bool:
+    return (one.change == "unreadable" or "state" in one.attributes) and one.name[len("python:") :] not in filled
 
 
 def _environment(name: str) -> str | None:

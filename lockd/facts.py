@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from lockd.plain import dataclass, field
@@ -18,6 +19,7 @@ Value = str | int | bool | tuple[str, ...]
 Attributes = Mapping[str, Value]
 
 ABSENT: Attributes = {"absent": True}  # the attributes of something that is not there
+_LONG = r"\S{400,}"  # a word that no line has room for
 LAUNCH_KINDS = ("env", "launch")  # facts of one launch; they have an id of their own
 LAUNCH_FACTS = ("host:ulimits", "host:cgroup")  # these as well: what a launch inherits, and a daemon has otherwise
 
@@ -133,6 +135,19 @@ def shown(name: str) -> str:
     if name.isascii() and name.isprintable() and "\\" not in name:
         return name
     return "".join(map(_shown_character, name))
+
+
+def safe(text: str) -> str:
+    """Text of any origin made safe to print: as `shown`, but lines stay lines and a backslash stays single."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(one if one in "\n\\" else _shown_character(one) for one in text)
+
+
+def short(text: str) -> str:
+    """A line with every word that is longer than a line cut in its middle: a path of thousands of bytes tells nothing
+    more. The fact keeps its whole name."""
+    return re.sub(_LONG, lambda match: f"{match[0][:200]} … {match[0][-100:]}", text) if len(text) > 400 else text
 
 
 def _shown_character(character: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockd.facts import Fact, shown
+from lockd.facts import Fact, Unknown, shown
 from lockd.findings import Breach, Difference
 from lockd.rules import Policy
 
@@ -18,6 +18,8 @@ _NOT_KEPT = {
     "file": "lockd restore says what is wanted, its content was not kept (keep = true keeps it)",
     "cache": "a good run fills it; lockd restore has none of its entries (keep = true keeps them)",
 }
+_LARGE = (" bytes", "mib", "too large")  # ends of reasons, in small letters
+_CLOSED = ("permission denied", "not permitted")
 
 
 def hint(difference: Difference, policy: Policy, rule: Any = None) -> str:
@@ -27,10 +29,21 @@ def hint(difference: Difference, policy: Policy, rule: Any = None) -> str:
     """
     if difference.change == "unreadable" and difference.name.startswith("command:"):
         return "run it by hand to see why; commands of an edited policy run once its owner has reviewed them"
-    if difference.change == "unreadable":
-        return "make it readable for this user, then lockd verify; lockd doctor says what else lockd cannot read"
+    if isinstance(difference.found, Unknown):
+        return f"{_remedy(difference.found.reason.lower())}; lockd doctor says what else lockd cannot read"
     parts = [*_way_back(difference, policy, rule), *_edits(difference.breaches, policy)]
     return "; ".join(parts)
+
+
+def _remedy(reason: str) -> str:
+    """What makes a thing readable, by why it is not."""
+    if reason.endswith(_LARGE):
+        return "exclude it in the policy, or make it smaller, then lockd verify"
+    if reason.endswith("name too long"):
+        return "exclude it in the policy, or move it up: the kernel takes paths of 4,095 bytes; then lockd verify"
+    if reason.endswith(_CLOSED):
+        return "make it readable for this user, then lockd verify"
+    return "look at it by hand, then lockd verify"
 
 
 def fact_argument(name: str) -> str:

@@ -122,7 +122,8 @@ def read_bytes(path: str, *, trust_unmapped: bool = False) -> bytes | None:
     except OSError as error:
         if os.path.lexists(path) and not os.path.isfile(path):
             raise LockError("is not a regular file", where=path, hint="move it away") from None
-        raise LookError(f"could not be read: {error.strerror}", where=path) from None
+        hint = "make it readable for this user, and run it again"
+        raise LookError(f"could not be read: {error.strerror}", where=path, hint=hint) from None
     try:
         data = _regular(descriptor, path)
     finally:

@@ -24,6 +24,8 @@ class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
 class Parser(argparse.ArgumentParser):
     """A parser; those of the commands below it are of this class too."""
 
+    verb = ""  # the command that was called, once that is known
+
     def __init__(self, **settings: Any) -> None:
         settings["allow_abbrev"] = False
         super().__init__(**settings)
@@ -32,4 +34,9 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(option, default=argparse.SUPPRESS, **how)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, where=self.prog.removeprefix("lockd "), hint=f"{self.prog} --help")
+        unknown = message.removeprefix("unrecognized arguments: ")
+        where = " ".join(part for part in (self.prog.removeprefix("lockd").strip(), self.verb) if part)
+        if unknown == message:
+            raise UsageError(message, where=where, hint=f"lockd {where} --help".replace("  ", " "))
+        what = "unknown option" if unknown.startswith("-") else "too many arguments, from"
+        raise UsageError(f"{what} {unknown}", where=where, hint=f"lockd {where} --help".replace("  ", " "))

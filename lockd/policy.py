@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LIMIT = 1 << 20  # bytes of a policy
 _SHOWN = 200  # mistakes of one file that are printed
+_READABLE = "make it readable for this user, and run it again"
+_ANOTHER = "name the policy with --policy FILE or LOCKD_POLICY; lockd init writes a first one"
 
 
 def load(path: str, *, trust_unmapped: bool = False) -> rules.Policy:
@@ -58,19 +60,21 @@ def _read(path: str, trust_unmapped: bool) -> tuple[bytes, int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
+        if os.path.islink(path):
+            raise _error(path, "is a link to nothing", "point it at the policy, or remove it") from None
         raise _error(path, "no such policy", "lockd init writes a first one; --policy names another") from None
     except (OSError, ValueError) as error:
-        raise _error(path, f"could not be read: {getattr(error, 'strerror', None) or error}") from None
+        raise _error(path, f"could not be read: {getattr(error, 'strerror', None) or error}", _READABLE) from None
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise _error(path, "not a file" + (", but a folder" if stat.S_ISDIR(found.st_mode) else ""))
+            raise _error(path, "not a file" + (", but a folder" if stat.S_ISDIR(found.st_mode) else ""), _ANOTHER)
         trust.check(path, "policy", trust_unmapped=trust_unmapped)
         judged = os.stat(path)
         if (judged.st_dev, judged.st_ino) != (found.st_dev, found.st_ino):
             raise _error(path, "was replaced while it was read", "run it again")
         if found.st_size > LIMIT:
-            raise _error(path, f"{found.st_size:,} bytes are no policy; at most {LIMIT:,} are read")
+            raise _error(path, f"{found.st_size:,} bytes are no policy; at most {LIMIT:,} are read", _ANOTHER)
         return _all_bytes(path, descriptor), found.st_uid
     finally:
         os.close(descriptor)
@@ -85,7 +89,7 @@ def _all_bytes(path: str, descriptor: int) -> bytes:
             return b"".join(parts)
         parts.append(part)
         left -= len(part)
-    raise _error(path, f"more than {LIMIT:,} bytes are no policy")
+    raise _error(path, f"more than {LIMIT:,} bytes are no policy", _ANOTHER)
 
 
 def _error(path: str, text: str, hint: str = "") -> PolicyError:

@@ -64,7 +64,29 @@ def open_session(args: Any) -> Session:
     cache = None if state is None else state.cache_dir
     loaded = policy.load_cached(path, cache, trust_unmapped=trust_unmapped)
     known = lock.read_cached(loaded.lock_path, cache, policy=loaded.name, trust_unmapped=trust_unmapped)
+    if known is None and state is not None:
+        notes = (*notes, *_lost_lock(state, loaded.lock_path))
     return Session(loaded, state, known, (*notes, *outside(args, path, loaded.lock_path)))
+
+
+def _lost_lock(state: State, path: str) -> tuple[str, ...]:
+    """Said where this state remembers an accept, but the lock that it wrote is not there."""
+    from lockd import store
+    from lockd.errors import LockdError
+
+    try:
+        opened = store.open(state.store_path, create=False)
+        if opened is None:
+            return ()
+        with opened:
+            known = opened.generations()
+    except (LockdError, OSError):
+        return ()
+    if not known:
+        return ()
+    last = known[-1]
+    told = f"generation {last.number} of {last.at}, accepted by {last.by}"
+    return (f"{path} is gone: it held {told}; put it back: `git checkout` it, or a copy of it",)
 
 
 def outside(args: Any, *paths: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from lockd.compare import incomparable
-from lockd.facts import Value
+from lockd.facts import Value, short
 from lockd.findings import Breach, Difference, Finding
 from lockd.hints import hint
 from lockd.probes import PROBES, Probe, probe, rules
@@ -96,7 +96,7 @@ def word(difference: Difference, module: Probe | None = None) -> str:
         text = f"{_plain(difference)} [{type(error).__name__} while wording it]"
     breaches = list(dict.fromkeys(pin.text for pin in difference.breaches if not _is_told(pin, difference, text)))
     more = [f"and {len(breaches) - _TEXTS} more pins"] if len(breaches) > _TEXTS else []
-    return "; ".join([text, *breaches[:_TEXTS], *more])
+    return short("; ".join([text, *breaches[:_TEXTS], *more]))
 
 
 def _is_told(pin: Breach, difference: Difference, text: str) -> bool:

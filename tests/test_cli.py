@@ -16,6 +16,31 @@ from lockd.commands import verify
 from tests.scene import LOCKD, ROOT, Scene, pinned_file
 
 
+def test_a_lock_that_is_gone_is_told_from_one_that_never_was(tmp_path: Path) -> None:
+    scene, _ = pinned_file(tmp_path)
+    assert "is gone" not in scene.lockd("verify").err
+    scene.accept()
+    scene.lock.unlink()
+    answer = scene.lockd("verify")
+    assert (answer.code, "no known-good yet" in answer.out) == (3, True)
+    assert f"{scene.lock} is gone: it held generation 1 of " in answer.err and "git checkout" in answer.err
+    assert "no lock to compare with: 1 fact\n" in scene.accept().out
+
+
+def test_an_argument_too_many_is_told_with_its_command(tmp_path: Path) -> None:
+    scene, _ = pinned_file(tmp_path)
+    for words, said in (
+        (("verify", "--jsn"), "lockd: verify: unknown option --jsn\n  hint: lockd verify --help\n"),
+        (("verify", "x"), "lockd: verify: too many arguments, from x\n  hint: lockd verify --help\n"),
+        (
+            ("verify", "--policy"),
+            "lockd: verify: argument --policy: expected one argument\n  hint: lockd verify --help\n",
+        ),
+    ):
+        answer = scene.lockd(*words)
+        assert (answer.code, answer.err) == (2, said)
+
+
 def test_no_lock_yet_is_unknown(tmp_path: Path) -> None:
     scene, _ = pinned_file(tmp_path)
     answer = scene.verify()
@@ -129,7 +154,7 @@ def test_the_quick_way_reads_arguments_as_argparse_does(words: list[str]) -> Non
     quick = arguments._switches(verify, "verify", words)
     if quick is None:  # left to argparse
         return
-    long = vars(arguments._parsed(verify, words))
+    long = vars(arguments._parsed(verify, "verify", words))
     assert vars(quick) == {name: value for name, value in long.items() if name != "version"}
 
 

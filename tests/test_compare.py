@@ -84,6 +84,19 @@ def test_what_could_not_be_read_is_never_equal(some: Facts) -> None:
     assert unreadable == told
 
 
+def test_an_interpreter_that_cannot_be_read_hides_no_package_that_was() -> None:
+    """A plain user under root's Python: what was seen of the packages is told, and blocks."""
+    locked = Facts([Fact("python", "train", {"binary": "sha256:1"}), package("torch", "1"), package("gone", "1")])
+    closed = Unknown("python", "train", "/root/bin/python: permission denied")
+    seen = compare(locked, Facts([closed, package("torch", "2")]))
+    assert {one.name: one.change for one in seen} == {
+        "python:train": "unreadable",
+        "package:train/torch": "changed",
+        "package:train/gone": "missing",
+    }
+    assert [one.name for one in compare(locked, Facts([closed]))] == ["python:train"]  # nothing was seen at all
+
+
 def test_absence_is_a_fact() -> None:
     there, gone = Fact("file", "/a", {"digest": "sha256:1"}), Fact("file", "/a", ABSENT)
     assert [one.change for one in compare(Facts([there]), Facts([gone]))] == ["missing"]

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from lockd.facts import Unknown
+from lockd.findings import Difference
+from lockd.hints import hint
+from lockd.rules import Policy
 from tests.scene import LOCKD, ROOT, Answer, Scene, pinned_file
 from tests.wheels import Env, Wheel, build_venv, record_hash
 
@@ -296,3 +300,49 @@ def test_a_bit_that_flips_in_the_kept_policy_softens_no_rule(tmp_path: Path) -> 
         kept.write_bytes(content[:place] + bytes((content[place] ^ 1,)) + content[place + 1 :])
         answer = scene.verify()
         assert (answer.code, answer.facts) == (1, [f"file:{path}"])
+
+
+# -- what could not be read, and what has no room ----------------------------------------------------------------------
+
+
+def test_a_record_of_noise_is_told_in_a_line_that_can_be_read(venv: tuple[Scene, Env]) -> None:
+    scene, env = venv
+    record(env).write_bytes(bytes(range(1, 256)) * 40)
+    answer = scene.lockd("verify")
+    assert answer.code == 1 and "torch 2.11.0+cu128: malformed RECORD row: " in answer.out
+    assert max(map(len, answer.out.splitlines())) < 2000
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(17 << 20, "exclude it in the policy, or make it smaller"), (None, "make it readable")]
+)
+def test_the_way_out_fits_the_reason(venv: tuple[Scene, Env], size: int | None, said: str) -> None:
+    scene, env = venv
+    large = env.site / "large.pth"
+    if size is None:
+        difference = Difference(
+            "file:/a", "unreadable", None, Unknown("file", "/a", "/a: Permission denied"), ("policy",)
+        )
+        assert hint(difference, Policy("ct")).startswith(said)
+        return
+    with large.open("wb") as file:
+        file.truncate(size)
+    answer = scene.lockd("verify")
+    assert (answer.code, said in answer.out, "make it readable" in answer.out) == (3, True, False)
+
+
+def test_a_path_longer_than_the_kernel_takes_is_unknown_in_a_line(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    scene.write_policy(f'[[tree]]\npath = "{folder}"\n')
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(45):  # by handle: no path reaches it
+        os.mkdir("d" * 100, dir_fd=here)
+        below = os.open("d" * 100, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    answer = scene.lockd("verify")
+    assert (answer.code, max(map(len, answer.out.splitlines())) < 800) == (3, True)
+    assert "ile name too long" in answer.out and "exclude it in the policy, or move it up" in answer.out

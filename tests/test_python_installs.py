@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from lockd.compare import compare
 from lockd.disk import Disk
 from lockd.facts import Fact, Facts
 from lockd.probes import python
 from lockd.probes.python import contents
+from lockd.probes.python.wording import package_line
 from tests.python_looks import differences, facts, package, seen, state, unowned
 from tests.wheels import UV, Env, Wheel, build_venv, install, record_hash, uninstall
 
@@ -397,6 +399,14 @@ def test_an_editable_install_is_known_by_path_commit_and_sources(tmp_path: Path)
     commit(folder, "second")
     moved = differences(before, facts(env.prefix))["package:train/proj"].attributes
     assert {"commit", "sources"} == set(moved)
+
+
+def test_a_checkout_that_is_gone_is_the_whole_line() -> None:
+    """What git would have said of it is gone with it: one cause, not four."""
+    good = {"version": "1.0", "commit": "a" * 40, "dirty": "clean", "sources": "sha256:1", "origin": "editable /p"}
+    bad = {"version": "1.0", "origin": "editable /p", "state": "broken: /p is missing"}
+    (one,) = compare(Facts([Fact("package", "t/pk", good)]), Facts([Fact("package", "t/pk", bad)]))
+    assert package_line(one) == "pk 1.0: broken: /p is missing"
 
 
 def test_an_editable_install_whose_checkout_is_gone_is_broken(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockd.check import Report
-from lockd.errors import LockError, PolicyError
-from lockd.facts import Fact, Facts, Unknown
+from lockd.errors import LockdError, LockError, PolicyError
+from lockd.facts import Fact, Facts, Unknown, short
 from lockd.findings import FileChanges, Finding
 from lockd.lock import Lock
 from lockd.look import Sight
@@ -159,7 +159,25 @@ def test_json_is_utf8_and_one_document(words: str) -> None:
     document = json.verify(report(finding("file:/a", message=words + "\udcff")), "block")
     told = json.dumps(document)
     told.encode("utf-8")
-    assert stdlib_json.loads(told)["findings"][0]["message"].startswith(words[:1])
+    message = stdlib_json.loads(told)["findings"][0]["message"]
+    assert message.endswith("\\xff") and (message.startswith(words[:1]) or not words[:1].isprintable())
+
+
+def test_json_steers_no_terminal_and_breaks_no_string() -> None:
+    told = json.dumps(json.error(LockdError("a\udcff\x9b\x1b\u202e", where="/p\udcfe\x7f", hint="é →\xa0")))
+    assert stdlib_json.loads(told)["error"] == {
+        "what": "a\\xff\\u009b\\x1b\\u202e",
+        "where": "/p\\xfe\\x7f",
+        "hint": "é →\\u00a0",
+    }
+    assert stdlib_json.loads(json.dumps({"why": "a\udcff\x9b\u202eé\n"})) == {"why": "a\\xff\\u009b\\u202eé\n"}
+
+
+def test_a_word_that_no_line_has_room_for_is_cut_in_its_middle() -> None:
+    path = "/a/" + "d" * 4000 + "/end.py"
+    line = short(f"{path}: file name too long")
+    assert len(line) < 400 and line.startswith("/a/ddd") and line.endswith("/end.py: file name too long")
+    assert short("/a/b.py: gone " * 40) == "/a/b.py: gone " * 40
 
 
 def test_an_export_reads_back_the_same(tmp_path: Path) -> None:

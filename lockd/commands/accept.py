@@ -207,9 +207,12 @@ def _wish(args: argparse.Namespace) -> Wish:
 
     only = tuple(pattern for group in args.only for pattern in group)
     from lockd import secrets
+    from lockd.report.text import safe
 
-    why = " ".join((args.message or "").split())
-    return Wish(secrets.mask(why), only, args.expect, tuple(args.allow_modified), bool(args.env_of or args.source))
+    why = safe(secrets.mask(" ".join((args.message or "").split())))
+    return Wish(
+        safe(secrets.mask(why)), only, args.expect, tuple(args.allow_modified), bool(args.env_of or args.source)
+    )
 
 
 def _next(scene: Scene) -> int:

@@ -22,7 +22,8 @@ def difference(policy: Policy, plan: Plan, notes: tuple[str, ...]) -> Iterator[s
     """What would become known good, and what should be read before saying yes."""
     yield safe(f"policy {policy.name} ({policy.path})")
     if plan.before is None:
-        yield f"  first accept: {len(plan.lock.facts)} facts"
+        what = "first accept" if plan.lock.generation == 1 else "no lock to compare with"
+        yield f"  {what}: {_facts(plan.lock)}"
     elif not plan.differences:
         yield f"  nothing differs from generation {plan.before.generation}"
     yield from (f"  {safe(line)}" for line in _differences(plan))
@@ -40,7 +41,11 @@ def result(policy: Policy, lock: Lock, plan: Plan, *, recorded: bool) -> Iterato
     yield safe(f"{deed}: {lock.why}" if lock.why else deed)
     before = plan.before.environment if plan.before is not None else lock.environment
     was = f" (was {before})" if before != lock.environment else ""
-    yield safe(f"{lock.environment}{was}, {len(lock.facts)} facts, {policy.lock_path}")
+    yield safe(f"{lock.environment}{was}, {_facts(lock)}, {policy.lock_path}")
+
+
+def _facts(lock: Lock) -> str:
+    return f"{len(lock.facts):,} fact{'' if len(lock.facts) == 1 else 's'}"
 
 
 def document(policy: Policy, lock: Lock, plan: Plan, notes: tuple[str, ...], *, recorded: bool) -> dict[str, Any]:

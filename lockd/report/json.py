@@ -8,10 +8,11 @@ Never: reads the machine, or prints.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockd.facts import Fact, Facts, Unknown, Value
+from lockd.facts import Fact, Facts, Unknown, Value, safe, shown
 from lockd.findings import Finding
 
 if TYPE_CHECKING:
@@ -20,12 +21,18 @@ if TYPE_CHECKING:
     from lockd.lock import Lock
 
 SCHEMA = 1
+_DOUBTFUL = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # C0: JSON itself
 
 
 def dumps(document: Any) -> str:
-    """One document as text. A lone surrogate that slipped through becomes an escape, never an invalid byte."""
+    """One document as text, safe on a terminal: bytes that were not UTF-8, and characters that steer a terminal, are
+    spelled out (`\\xff`, `\\u009b`) in the strings themselves: whoever reads the document gets no broken string."""
     text = json.dumps(document, ensure_ascii=False, indent=1, default=_plain)
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() and "\x7f" not in text else re.sub(_DOUBTFUL, _spelled, text)
+
+
+def _spelled(match: re.Match[str]) -> str:
+    return shown(match[0]).replace("\\", "\\\\")
 
 
 def verify(report: Report, verdict: str, *, every: bool = False) -> dict[str, Any]:
@@ -53,7 +60,7 @@ def verify(report: Report, verdict: str, *, every: bool = False) -> dict[str, An
 def policy_and_lock(report: Report) -> dict[str, Any]:
     """Which policy, and which lock it is held against."""
     return {
-        "policy": {"name": report.policy.name, "path": report.policy.path, "digest": report.policy.digest},
+        "policy": {"name": report.policy.name, "path": safe(report.policy.path), "digest": report.policy.digest},
         "lock": None if report.lock is None else _lock(report.lock),
     }
 
@@ -81,7 +88,7 @@ def finding(one: Finding) -> dict[str, Any]:
 
 def error(problem: LockdError) -> dict[str, Any]:
     """What stands on stdout where JSON was asked for and nothing could be looked at."""
-    told = {"what": problem.what, "where": problem.where, "hint": problem.hint}
+    told = {"what": safe(problem.what), "where": safe(problem.where), "hint": safe(problem.hint)}
     return {"schema": SCHEMA, "verdict": "unknown", "error": told}
 
 

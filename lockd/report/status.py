@@ -16,7 +16,7 @@ _MANY = 8  # paths that are named of one watch mode
 
 def status(told: Mapping[str, Any], colour: bool) -> str:
     """The whole answer of `lockd status`."""
-    lines = [_first(told, colour), *_daemon(told), *_watch(told), *_looks(told)]
+    lines = [_first(told, colour), *_override(told), *_daemon(told), *_watch(told), *_looks(told)]
     lines += [line for one in told["findings"] for line in _finding(one, colour)]
     lines += [paint(f"  not looked at: {line}", "dim", colour) for line in told["not_looked"]]
     for one in told["running"]:
@@ -34,6 +34,12 @@ def _first(told: Mapping[str, Any], colour: bool) -> str:
     if told["age_s"] is not None:
         parts.append(f"looked {duration(told['age_s'])} ago")
     return f"{head}: {' · '.join(parts)}" + (f"\n  unknown because: {told['trouble']}" if told["trouble"] else "")
+
+
+def _override(told: Mapping[str, Any]) -> Iterator[str]:
+    one = told.get("override")
+    if one:
+        yield f"  override until {one['until']} by {one['by']}: {one['why']} ({', '.join(one['facts'][:_MANY])})"
 
 
 def _daemon(told: Mapping[str, Any]) -> Iterator[str]:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from lockd.facts import safe as safe
+from lockd.facts import short
 from lockd.findings import FileChanges, Finding
 
 if TYPE_CHECKING:
@@ -19,17 +21,6 @@ if TYPE_CHECKING:
 
 _COLOURS: Mapping[str, str] = {"block": "31;1", "unknown": "35;1", "warn": "33", "ok": "32", "dim": "2", "record": "2"}
 _NAMES = 6  # children that one folded line names
-
-
-def safe(text: str) -> str:
-    """Text without control, format and separator characters, each shown as its escape; lines stay lines."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(one if one.isprintable() or one in " \n" else _escape(one) for one in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def wants_colour(stream: IO[str]) -> bool:
@@ -124,7 +115,7 @@ def files_line(files: FileChanges) -> str:
     """`files: 1 changed, 2 missing: a.py, b.py …`"""
     counts = [f"{count} {word}" for word, count in _counts(files) if count]
     rest = " …" if files.total > len(files.examples) else ""
-    return f"files: {', '.join(counts)}: {', '.join(files.examples)}{rest}"
+    return short(f"files: {', '.join(counts)}: {', '.join(files.examples)}{rest}")
 
 
 def _counts(files: FileChanges) -> Iterator[tuple[str, int]]:

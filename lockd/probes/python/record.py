@@ -23,6 +23,7 @@ _NOTES = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json"))
 _STRONG = {"sha256": 32, "sha384": 48, "sha512": 64}
 _STANDARD = str.maketrans("-_", "+/")
 SAMPLE = 3  # names that a problem shows
+_NAME = 120  # characters of each: a row of garbage is one long name
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,13 @@ def _identity(lines: Iterable[str]) -> str:
     return "sha256:" + hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def _cut(path: str) -> str:
+    name = shown(path)
+    return name if len(name) <= _NAME else f"{name[:_NAME]}…"
+
+
 def _problem(what: str, paths: list[str]) -> Iterator[str]:
     if paths:
-        some = ", ".join(map(shown, sorted(paths)[:SAMPLE]))
+        some = ", ".join(map(_cut, sorted(paths)[:SAMPLE]))
         more = f" and {len(paths) - SAMPLE} more" if len(paths) > SAMPLE else ""
         yield f"{what}: {some}{more}"

@@ -31,7 +31,8 @@ _LABELS: Mapping[str, str] = {
     "metadata_version": "METADATA says",
     "state": "state",
 }
-_GONE = re.compile(r"broken: (METADATA missing|[^;]* is no conda record)")
+_GONE = re.compile(r"broken: (METADATA missing|[^;]* is no conda record|/[^;]* is missing)")
+_BARE = ("no conda record", "is missing")  # ends of states that leave nothing else to tell
 _Moves = Mapping[str, "tuple[Value | None, Value | None]"]
 
 
@@ -80,7 +81,7 @@ def _aside(details: Iterator[str]) -> str:
 def _changed(name: str, difference: Difference, before: Fact | None, after: Fact | None) -> str:
     moves = difference.attributes
     if _GONE.search(str(moves.get("state", ("", ""))[1])):  # what it stated is gone with it
-        if str(moves["state"][1]).endswith("no conda record") and not difference.files:
+        if str(moves["state"][1]).endswith(_BARE) and not difference.files:
             return f"{_titled(name, after)}: {moves['state'][1]}"
         moves = {"state": moves["state"]}
         difference = replace(
