@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lockd import check, history
+from lockd import history
 from lockd.clock import stamp
 from lockd.daemon import standing
+from lockd.daemon.again import Judge
 from lockd.daemon.explained import Explainer, unexplained
 from lockd.daemon.eyes import Eyes
 from lockd.daemon.gather import Burst, Gatherer
@@ -28,7 +29,7 @@ from lockd.plain import replace as replace_plain
 from lockd.store import Event
 
 if TYPE_CHECKING:
-    from lockd.check import Report
+    from lockd.check import Explained, Report
     from lockd.daemon.scribe import Scribe
     from lockd.look import Launch, Sight
     from lockd.rules import Policy
@@ -64,12 +65,15 @@ class Standing:
 
 @dataclass(frozen=True)
 class Question:
-    """Somebody waits. launch None: about what stands. answer: called in the deciding thread, must not block."""
+    """Somebody waits. launch None: about what stands. answer: called in the deciding thread, must not block. may_age:
+    a gate asks, for which the last look at a large tree of `max_age` is good enough.
+    """
 
     answer: Callable[[Report | None, LockdError | None], None]
     launch: Launch | None = None
     commands: bool = False
     check: Callable[[], LockdError | None] = lambda: None
+    may_age: bool = False
 
 
 @dataclass
@@ -100,7 +104,7 @@ class Decider(threading.Thread):
         self._reload = self._whole = self._stopping = False
         self._timers = _Timers()
         self._answers: dict[Any, Report] = {}
-        self._explainer = Explainer()
+        self._explainer, self._judge = Explainer(), Judge()
         self._glancer, self._slow = Glancer(), False
         self._watching: Mapping[str, str] = {}
         self._watched: Policy | None = None
@@ -196,15 +200,17 @@ class Decider(threading.Thread):
             whole |= self._load()
         # 3. the proof that every event up to now was read
         proved = self.eyes.sync(SYNC) if questions else self.eyes.alive
-        timed = now >= self._timers.stat or (bool(self.eyes.polled) and (bool(questions) or now >= self._timers.poll))
+        stat = now >= self._timers.stat
+        timed = stat or (bool(self.eyes.polled) and (bool(questions) or now >= self._timers.poll))
         asked = bool(questions) or reload or whole or timed
         burst = self.gatherer.take() if asked or self.gatherer.due() == 0 else Burst()
+        may_age = not (stat or whole or burst.hints or not proved) and all(one.may_age for one in questions)
         whole = whole or burst.whole or timed or not proved
         # 4. the look
         if burst.hints and not (asked or whole or burst.due) and self._glanced(burst):
             self.gatherer.hold(burst)
         elif burst.hints or whole or questions or reload:
-            self._look(burst, whole, any(question.commands for question in questions))
+            self._look(burst, whole, any(question.commands for question in questions), may_age)
         self._note_watching(burst)
         # 5. the history, when the burst is over
         if self.recorder.over(time.monotonic(), self.gatherer.quiet_for()):
@@ -264,7 +270,7 @@ class Decider(threading.Thread):
 
     # -- looking
 
-    def _look(self, burst: Burst, whole: bool, commands: bool) -> None:
+    def _look(self, burst: Burst, whole: bool, commands: bool, may_age: bool) -> None:
         policy, now = self.subject.policy, time.monotonic()
         assert policy is not None  # `serve` begins with a good one
         if not self.eyes.alive:
@@ -273,13 +279,16 @@ class Decider(threading.Thread):
             whole = True
         commands = commands or now >= self._timers.commands
         before = self.eyes.sight
-        sight = self.eyes.look(policy, None if whole else burst.paths, commands)
+        sight = self.eyes.look(policy, None if whole else burst.paths, commands, may_age and whole)
+        if sight.aged and {one.name for one in self._judged(sight, now, unexplained).differences} & set(sight.aged):
+            may_age = False  # nobody is refused for what has been mended since
+            sight = self.eyes.look(policy, None, commands)
         after = time.monotonic()
         if whole:
             self._slow = after - now >= SLOW
-            self._timers.stat = self._timers.poll = after
-            self._timers.stat += STAT
-            self._timers.poll += POLL
+            self._timers.poll = after + POLL
+            if not may_age:
+                self._timers.stat = after + STAT
             self.eyes.save()
         if commands:
             self._timers.commands = after + COMMANDS
@@ -289,7 +298,7 @@ class Decider(threading.Thread):
             standing.apply(report, self.marks, self.healed),
             time.time(),
             time.monotonic(),
-            time.time() if whole else self.standing.whole_at,
+            time.time() if whole and not sight.aged else self.standing.whole_at,
             self.subject.trouble,
             self.standing.bursts + bool(burst.hints),
             self.standing.looks + 1,
@@ -325,9 +334,9 @@ class Decider(threading.Thread):
         self.recorder.take(report, burst, time.monotonic(), looks)
         return glance.complete
 
-    def _judged(self, sight: Sight, started: float, explained: check.Explained) -> Report:
+    def _judged(self, sight: Sight, started: float, explained: Explained) -> Report:
         assert self.subject.policy is not None
-        return check.judged_sight(
+        return self._judge(
             self.subject.policy,
             sight,
             state=self.subject.state,
@@ -383,7 +392,7 @@ class Decider(threading.Thread):
         facts = self.eyes.look_at_launch(self.subject.policy, question.launch)
         key = (repr(list(facts.facts.values())), question.commands, self.subject.override())
         if key not in self._answers:
-            judged = check.judged_sight(
+            judged = self._judge(
                 self.subject.policy,
                 self.eyes.merged(facts),
                 state=self.subject.state,

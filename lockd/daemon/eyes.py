@@ -103,11 +103,13 @@ class Eyes:
         """Paths that raise no events, and why."""
         return {path: state.why for path, state in self.states().items() if state.mode == "polled"}
 
-    def look(self, policy: Policy, hints: Iterable[str] | None, commands: bool) -> Sight:
-        """Look at what the hints name (None: at everything), and run the commands if asked."""
+    def look(self, policy: Policy, hints: Iterable[str] | None, commands: bool, may_age: bool = False) -> Sight:
+        """Look at what the hints name (None: at everything), and run the commands if asked. may_age: take the last
+        look at large trees whose rules allow it; what differs in one is for the caller to look at again.
+        """
         with self.guard:
             self._disk.new_look(hints)
-            self._base = self._see(policy, frozenset(PROBES) - _LAUNCH - _COMMAND)
+            self._base = self._see(policy, frozenset(PROBES) - _LAUNCH - _COMMAND, may_age=may_age)
             if policy.command and (commands or self._commands is None):
                 self._commands = self._see(policy, _COMMAND, commands=True)
             self.sight = self.merged(self._see(policy, _LAUNCH))
@@ -147,9 +149,16 @@ class Eyes:
         if trouble is not None:
             self._say("cache_unwritable", error=trouble.reason, path=trouble.path)
 
-    def _see(self, policy: Policy, only: frozenset[str], *, commands: bool = False) -> Sight:
+    def _see(self, policy: Policy, only: frozenset[str], *, commands: bool = False, may_age: bool = False) -> Sight:
         return check.see(
-            policy, state=self._state, launch=None, commands=commands, disk=self._disk, memo=self._memo, only=only
+            policy,
+            state=self._state,
+            launch=None,
+            commands=commands,
+            disk=self._disk,
+            memo=self._memo,
+            only=only,
+            may_age=lambda fact: may_age,
         )
 
 
@@ -165,4 +174,5 @@ def _merged(sights: list[Sight]) -> Sight:
         lambda: ChainMap(*(cast("dict[str, Any]", one.manifests()) for one in sights)),
         tuple(line for one in sights for line in one.not_looked),
         tuple(line for one in sights for line in one.failures),
+        tuple(name for one in sights for name in one.aged),
     )

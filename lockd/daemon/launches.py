@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from lockd.gates.admit import Answer
     from lockd.lock import Lock
     from lockd.rules import Policy
+    from lockd.state import State
+    from lockd.store import Store
 
 WORKERS = 8  # that use the store at once; the others wait
 Answered = Callable[[Mapping[str, Any]], None]
@@ -38,6 +40,7 @@ class Launches:
     def __init__(self, decider: Decider, moving: Callable[[], bool]) -> None:
         self._decider, self._moving = decider, moving
         self._room = threading.BoundedSemaphore(WORKERS)
+        self._kept = Kept()
 
     def ask(
         self,
@@ -66,6 +69,7 @@ class Launches:
             who=origin.of(peer.pid, peer.uid, environ),
             gid=peer.gid,
             look=self._look,
+            synced_later=True,
         )
         threading.Thread(target=self._admit, args=(asked, answer, refuse, left), name="launch", daemon=True).start()
 
@@ -96,6 +100,8 @@ class Launches:
                 decided = admit(asked)
                 give_ticket(decided, asked.pid)
             answer(_told(decided, asked.gate == "run"))
+            if decided.state is not None:
+                self._kept.synced(decided.state)
         except Exception as error:  # the boundary: the hook then starts a lockd of its own
             refuse(LookError(f"the daemon could not decide: {type(error).__name__}: {error}"))
 
@@ -107,7 +113,7 @@ class Launches:
             found.append(report)
             done.set()
 
-        self._decider.ask(Question(take, launch))
+        self._decider.ask(Question(take, launch, may_age=True))
         while not done.wait(1.0):
             if not self._moving():
                 break
@@ -116,6 +122,35 @@ class Launches:
             state = self._decider.subject.state
             return check.check(policy, state=state, lock=lock, launch=launch, commands=False)
         return report
+
+
+class Kept:
+    """An idle connection to the store, and the disk's part of each record.
+
+    Without that connection each launch's would be the last to close, which moves the whole log into the store and syncs
+    both, while the launch waits.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._known: tuple[int, int] | None = None
+        self._store: Store | None = None
+
+    def synced(self, state: State) -> None:
+        """Have what was recorded on the disk; a disk that does not take it is the next record's fault to tell."""
+        from lockd import store
+
+        try:
+            self._hold(state)
+            store.synced(state.store_path)
+        except (OSError, LockdError):
+            pass
+
+    def _hold(self, state: State) -> None:
+        about = os.stat(state.store_path)
+        with self._guard:
+            if self._known != (about.st_dev, about.st_ino):  # the first, or another was put in its place
+                self._store, self._known = state.store(), (about.st_dev, about.st_ino)
 
 
 def _told(decided: Answer, by_hand: bool) -> dict[str, Any]:
