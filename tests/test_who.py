@@ -264,6 +264,40 @@ def test_shorter_lives_are_attributed_or_not_observed_never_wrongly(tmp_path: Pa
 
 
 @needs_fanotify
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("cp ../new {}", "cp"),
+        ("mv ../new {}", "mv"),
+        ("sed -i s/1/2/ {}", "sed"),
+        ("git checkout -q HEAD~1 -- {}", "git"),
+        ("rm {}", "rm"),
+        ("chmod 755 {}", "chmod"),
+    ],
+)
+def test_tools_that_live_a_moment_are_named_or_not_observed_never_wrongly(
+    tmp_path: Path, command: str, name: str
+) -> None:
+    root, got = tmp_path / "job", Collector()
+    root.mkdir()
+    path = root / "model.py"
+    git = f"cd {root}; git -c user.name=a -c user.email=a@b"
+    outside(f"{git} init -q; echo 1 > {path}; git add .; {git} commit -qm 1; echo 2 > {path}; {git} commit -qam 2")
+    (tmp_path / "new").write_text("3\n")
+    path.write_text("1\n")
+    with Watcher([str(path)], on_hint=got, cookie_folder=str(tmp_path / "c")) as watcher:
+        outside(f"cd {root}; {command.format('model.py')}")
+        assert watcher.sync(30)
+    whos = [hint.who for hint in got.about(path)]
+    assert whos
+    for who in whos:
+        if who.confidence == "not observed":
+            assert who.reason == ENDED and not who.cmdline
+        elif who.exe:
+            assert os.path.basename(who.exe) == name and who.cmdline[0] == name, who
+
+
+@needs_fanotify
 def test_an_install_names_uv_and_its_command_line(tmp_path: Path) -> None:
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
