@@ -14,10 +14,11 @@ from functools import cached_property
 
 from lockd.disk import Disk
 from lockd.facts import Unknown
+from lockd.globs import matches
 from lockd.probes.python import conda, distributions, packages
-from lockd.probes.python.ground import Ground, open_ground
+from lockd.probes.python.ground import Ground, open_ground, sites_of
 from lockd.probes.python.interpreter import Interpreter, find
-from lockd.probes.python.names import normal
+from lockd.probes.python.names import is_metadata, normal
 from lockd.probes.python.record import is_note
 from lockd.probes.python.startup import is_startup_file
 from lockd.rules import PythonRule
@@ -79,13 +80,19 @@ class Environment:
         return {package.absolute(path) for package in others for path in (*package.listed, *package.notes)}
 
     def notes(self) -> Iterator[str]:
-        """What installers noted beside each package: who, from where, whether it was asked for."""
-        for package in self.stock.values():
-            for one in package.distributions:
-                for path in self._below(one.site, one.folder):
-                    relative = path[len(one.site) + 1 :]
-                    if is_note(relative, one.folder) and not relative.endswith("/RECORD"):
-                        yield path
+        """What installers noted beside each package: who, from where, whether it was asked for.
+
+        From the metadata folders themselves: every accept asks, and needs neither the trees nor a RECORD for it.
+        """
+        excluded = matches(self.rule.exclude)
+        for site in sites_of(self.interpreter):
+            for folder in filter(is_metadata, _names(site)):
+                if excluded(folder) or os.path.islink(f"{site}/{folder}"):
+                    continue
+                for relative in (f"{folder}/{name}" for name in _names(f"{site}/{folder}")):
+                    wanted = is_note(relative, folder) and not relative.endswith("/RECORD") and not excluded(relative)
+                    if wanted and not _is_folder(f"{site}/{relative}"):
+                        yield f"{site}/{relative}"
 
     def start_up(self) -> list[str]:
         """Start-up code in its own site folders, pyvenv.cfg, and where its interpreter is a link, that link."""
@@ -135,14 +142,22 @@ def package_name(fact: str) -> str:
     return normal(fact.rpartition("/")[2])
 
 
-def _start_files(site: str) -> Iterator[str]:
+def _names(folder: str) -> list[str]:
+    """The names in a folder, sorted; none where it is no folder, or can't be read."""
     try:
-        names = sorted(os.listdir(site))
+        return sorted(os.listdir(folder))
     except OSError:
-        return
-    for name in filter(is_startup_file, names):
+        return []
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _start_files(site: str) -> Iterator[str]:
+    for name in filter(is_startup_file, _names(site)):
         path = f"{site}/{name}"
-        if os.path.isdir(path) and not os.path.islink(path):
+        if _is_folder(path):
             walk = ((folder, files) for folder, _, files in os.walk(path) if _CACHE not in folder.split("/"))
             yield from (os.path.join(folder, one) for folder, files in walk for one in sorted(files))
         else:

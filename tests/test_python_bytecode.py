@@ -295,6 +295,32 @@ def test_every_module_of_the_standard_library_reads_back_equal() -> None:
         assert codes.fingerprint(body, loose=True) == codes.fingerprint(again, loose=True), source
 
 
+def test_what_another_process_compiled_is_mostly_equal_byte_for_byte_under_the_path_that_it_states(
+    tmp_path: Path,
+) -> None:
+    """So that the slow reading of both is for the few that are not."""
+    place = tmp_path / "moved away since"
+    place.mkdir()
+    sources = stdlib_sources()[::5]
+    for source in sources:
+        (place / source.name).write_bytes(source.read_bytes())
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(place)], check=True)
+    equal = 0
+    for source in sources:
+        body = Path(importlib.util.cache_from_source(str(place / source.name))).read_bytes()[16:]
+        stated = codes.stated_path(body, source.name)
+        assert stated == str(place / source.name)
+        wanted = codes.compiled(source.read_bytes(), stated, 0)
+        equal += wanted == body
+        assert codes.fingerprint(wanted) == codes.fingerprint(body)
+    assert equal > len(sources) * 0.6
+
+
+@pytest.mark.parametrize("body", [b"", b"/a.py", b"/" * 9 + b"/a.py", b"z\x06/x/a.p", b"\xfa\x05\xff/a.py"])
+def test_byte_code_that_states_no_path_has_none(body: bytes) -> None:
+    assert codes.stated_path(body, "a.py") is None
+
+
 def test_every_single_constant_and_name_counts() -> None:
     source = "def f(a, b=1.5, *, c='x'):\n    return {1, 2}, a < b, -(1 << 90), 3j, b'y', (None, True, ...), c.real\n"
     wanted = codes.fingerprint(codes.compiled(source.encode(), "a.py", 0))

@@ -41,6 +41,10 @@ _DEPENDS_ON_PATCH = (
 _DEEPEST = 200  # levels; marshal allows 2000, no compiler makes 100
 _CONSTANTS = b"NFTS."
 _SIZED = b"stuaAfIixyglzZ"
+_SLASH = ord("/")
+_LONGEST_PATH = 4096  # bytes
+_MENTIONS = 8  # places where a file's name may stand before its path does: a text may speak of it
+_TEXTS = frozenset(ord(kind) | flag for kind in "uaAt" for flag in (0, 0x80))
 
 
 class Unreadable(ValueError):
@@ -60,9 +64,41 @@ def compiled(source: bytes, path: str, optimize: int) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return marshal.dumps(compile(source, path, "exec", dont_inherit=True, optimize=optimize))
+            # Held by a name, as importlib does: what marshal counts one reference to, it writes otherwise
+            code = compile(source, path, "exec", dont_inherit=True, optimize=optimize)
+            return marshal.dumps(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
             raise Unreadable(f"the source does not compile: {error}") from error
+
+
+def stated_path(body: bytes, name: str) -> str | None:
+    """The absolute path, ending in /`name`, that marshalled code says it was compiled from; None: not found out.
+
+    It serves to compile a source under the same name, so that equal code gives equal bytes; it proves nothing.
+    """
+    wanted = b"/" + name.encode("utf-8", "surrogateescape")
+    at = -1
+    for _ in range(_MENTIONS):
+        at = body.find(wanted, at + 1)
+        if at < 0:
+            return None
+        start = _start_of_text(body, at, at + len(wanted))
+        if start:
+            try:
+                return body[start : at + len(wanted)].decode()
+            except UnicodeDecodeError:
+                return None
+    return None
+
+
+def _start_of_text(body: bytes, at: int, end: int) -> int:
+    """Where the text begins that ends at `end`, and with a slash at or before `at`; 0: there is none."""
+    for start in range(at, max(at - _LONGEST_PATH, 4), -1):
+        if body[start] == _SLASH:
+            short = body[start - 1] == end - start and body[start - 2] & 0x7F in b"zZ"
+            if short or (body[start - 4 : start] == (end - start).to_bytes(4, "little") and body[start - 5] in _TEXTS):
+                return start
+    return 0
 
 
 def _digest(tag: bytes, *parts: bytes) -> bytes:

@@ -135,15 +135,21 @@ class Ground:
             yield from tree.troubles
 
 
-def open_ground(interpreter: Interpreter, disk: Disk, exclude: tuple[str, ...]) -> Ground:
-    """Walk (or re-state) the trees of an environment."""
+def sites_of(interpreter: Interpreter) -> tuple[str, ...]:
+    """The site folders of an environment, each once."""
     sites: dict[str, str] = {}
     for site in interpreter.site_packages:  # lib64 is a link to lib: one folder, one site
         sites.setdefault(os.path.realpath(site), site)
-    trees = {site: disk.tree(site, exclude, follow_root=True) for site in sites.values()}
+    return tuple(sites.values())
+
+
+def open_ground(interpreter: Interpreter, disk: Disk, exclude: tuple[str, ...]) -> Ground:
+    """Walk (or re-state) the trees of an environment."""
+    sites = sites_of(interpreter)
+    trees = {site: disk.tree(site, exclude, follow_root=True) for site in sites}
     if interpreter.kind == "conda":
-        inner = [posixpath.relpath(site, interpreter.prefix) for site in sites.values()]
+        inner = [posixpath.relpath(site, interpreter.prefix) for site in sites]
         apart = (*_CONDA_APART, *(f"{site}/**" for site in inner if not site.startswith("..")))
         trees[interpreter.prefix] = disk.tree(interpreter.prefix, apart, follow_root=True)
     ordered = dict(sorted(trees.items(), key=lambda item: -len(item[0])))
-    return Ground(disk, interpreter.prefix, interpreter.bin, tuple(sites.values()), ordered, exclude)
+    return Ground(disk, interpreter.prefix, interpreter.bin, sites, ordered, exclude)
