@@ -142,7 +142,7 @@ def judged_sight(
 
 
 def _override(policy: Policy, state: State | None, verdict: Verdict, findings: tuple[Finding, ...]) -> Override | None:
-    if verdict != "block" or state is None:
+    if verdict == "unknown" or state is None or not os.path.exists(state.override_path):
         return None
     from lockd import overrides
 

@@ -52,7 +52,7 @@ def record(state: State | None, report: Report) -> None:
     """
     if state is None or report.lock is None:
         return
-    if os.path.exists(state.override_path):
+    if os.path.exists(state.override_path) or os.path.exists(f"{state.folder}/override.over.json"):
         from lockd import overrides
 
         overrides.settle(state, report.findings)
@@ -197,10 +197,22 @@ def _keep_state(store: Store, report: Report, now: str) -> int:
 
 def keep_facts(store: Store, facts: Facts, environment: str, at: str, manifests: Mapping[str, Manifest]) -> int:
     """A state as it was seen, inside the transaction, with the manifests behind some facts; equal ones are shared."""
-    body = facts_text(facts)
+    body, digest = _text_and_digest(facts)
     sets = {f"{_ENTRIES}{fact.name}": dict.fromkeys(fact.tokens or (), "") for fact in facts.known() if _is_set(fact)}
-    digest = hashlib.sha256(body.encode()).hexdigest()
     return store.keep_state(digest, environment, at, body, {**manifests, **sets})
+
+
+_written: tuple[list[Fact | Unknown], str, str] = ([], "", "")  # the last; a daemon's launches mostly see the same
+
+
+def _text_and_digest(facts: Facts) -> tuple[str, str]:
+    global _written  # replaced as a whole, so that no thread sees half of it
+    listed, (known, body, digest) = list(facts.values()), _written
+    if not body or known != listed:
+        body = facts_text(facts)
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        _written = (listed, body, digest)
+    return body, digest
 
 
 def _is_set(fact: Fact) -> bool:

@@ -96,10 +96,18 @@ def _is_member(user: int, group: str, gid: int | None) -> bool:
 
 def kept(state: State | None) -> Override | None:
     """The override of this state, valid or not. None: there is none."""
-    if state is None:
-        return None
+    return None if state is None else _read(_path(state))
+
+
+def told(state: State | None) -> dict[str, Any] | None:
+    """The one in force, for `status`; None where there is none."""
+    found = kept(state)
+    return found.document() if found is not None and in_time(found) else None
+
+
+def _read(path: str) -> Override | None:
     try:
-        with open(_path(state), encoding="utf-8") as file:
+        with open(path, encoding="utf-8") as file:
             told = json.load(file)
         drift = {str(fact): str(key) for fact, key in told["drift"].items()}
         only = tuple(map(str, told.get("only", ())))
@@ -113,14 +121,25 @@ def kept(state: State | None) -> Override | None:
 def standing(state: State | None, findings: Iterable[Finding], policy: Policy) -> Override | None:
     """The override that covers a verdict of `block` made of these findings; None where none does.
 
+    Whoever has seen it cover a verdict (a daemon) ends it at the first change: the very drift that comes again finds
+    none. Of others this look may be older than the override, which only a look that is recorded ends.
     In a guest's own state anything may have been written, so there the policy is asked again.
     """
     found = kept(state)
     if found is None or not in_time(found) or (state is not None and state.guest and not may(policy)):
         return None
     blocking = keys(findings)
-    covered = bool(blocking) and all(found.drift.get(fact) == key for fact, key in blocking.items())
-    return found if covered and not _changed(found, blocking) else None
+    if _changed(found, blocking):
+        if state is not None and (state.folder, found.at) in _seen:
+            _put_aside(state)
+        return None
+    if not blocking or any(found.drift.get(fact) != key for fact, key in blocking.items()):
+        return None
+    _seen.update({(state.folder, found.at)} if state is not None else ())
+    return found
+
+
+_seen: set[tuple[str, float]] = set()  # (folder, at) of those that this process gave, or has seen in force
 
 
 def in_time(one: Override) -> bool:
@@ -180,6 +199,7 @@ def keep(state: State, one: Override, who: Origin) -> None:
     data = json.dumps({**told, "drift": dict(one.drift)}).encode()
     _log(state, f"given until {stamp(one.until)} for {', '.join(sorted(one.drift))}: {one.why}", who.data())
     atomic.write(_path(state), data, mode=0o600)
+    _seen.add((state.folder, one.at))
 
 
 def end(state: State, who: Origin) -> bool:
@@ -194,15 +214,36 @@ def end(state: State, who: Origin) -> bool:
 
 def settle(state: State | None, findings: Iterable[Finding]) -> str | None:
     """End a kept override whose time is up or whose drift has changed; what was said about it, else None."""
+    if state is None:
+        return None
+    aside = _read(_aside(state))
+    if aside is not None:
+        _remove(state, aside=True)
+        return _say_over(state, aside, _MOVED)
     found = kept(state)
-    if found is None or state is None:
+    if found is None:
         return None
     late, changed = not in_time(found), _changed(found, keys(findings))
     if not late and not changed:
         return None
-    reason = "its time is up" if late else "the drift that it was given for has changed"
     _remove(state)
-    text = f"ended, {reason}: {found.why}"
+    return _say_over(state, found, "its time is up" if late else _MOVED)
+
+
+def settle_over(state: State | None) -> None:
+    """Tell the log of one that was put aside, or whose time is up: nobody's look is needed for that."""
+    found = kept(state)
+    if state is None:
+        return
+    if os.path.exists(_aside(state)) or (found is not None and not in_time(found)):
+        settle(state, ())
+
+
+_MOVED = "the drift that it was given for has changed"
+
+
+def _say_over(state: State, one: Override, reason: str) -> str:
+    text = f"ended, {reason}: {one.why}"
     try:
         _log(state, text, None)
     except LockdError:  # it is over, whether or not a full disk takes the line
@@ -224,8 +265,22 @@ def _path(state: State) -> str:
     return os.path.join(state.folder, FILE)
 
 
-def _remove(state: State) -> None:
+def _aside(state: State) -> str:
+    return os.path.join(state.folder, "override.over.json")
+
+
+def _put_aside(state: State | None) -> None:
+    """Out of force at once; who writes the history says so."""
+    if state is None:
+        return
     try:
-        os.unlink(_path(state))
+        os.rename(_path(state), _aside(state))
+    except OSError:  # a read-only disk: then each look says again that it covers nothing
+        pass
+
+
+def _remove(state: State, *, aside: bool = False) -> None:
+    try:
+        os.unlink(_aside(state) if aside else _path(state))
     except FileNotFoundError:
         pass

@@ -25,7 +25,8 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lockd import policy
+    from lockd import cli, overrides, policy
+    from lockd import state as states
     from lockd.errors import LookError, UsageError
     from lockd.session import find_policy
 
@@ -35,6 +36,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("say for how long and why, or --list, or --end", where="override", hint=hint)
     path = find_policy(args)
     loaded = policy.load(path, trust_unmapped=args.trust_unmapped)
+    if not states.may_accept(loaded.owner):  # the state is somebody else's: their daemon keeps it
+        code = _through_the_daemon(args, path)
+        if code is not None:
+            return code
+        if not args.list:
+            overrides.check_may(loaded)
+            cli.warn("no daemon of the policy's owner answers: this stands for launches of this user alone")
     state = _state(path, create=not args.list)
     if args.list:
         return _list(args, state)
@@ -49,16 +57,57 @@ def _state(path: str, *, create: bool) -> State | None:
     return state.open(path, create=create, guest=True)
 
 
-def _give(args: argparse.Namespace, policy: Policy, state: State) -> int:
-    from lockd import origin, overrides, wellformed
+def _through_the_daemon(args: argparse.Namespace, path: str) -> int | None:
+    """Let the daemon of the policy's owner do it, in their state; None where none answers."""
+    from lockd import cli, client
+    from lockd.errors import LockdError, LookError, RefusedError, UsageError
+    from lockd.session import this_launch
+
+    deed = "list" if args.list else "end" if args.end else "give"
+    told = client.ask(
+        path,
+        {
+            **client.question(path, this_launch(), trust_unmapped=args.trust_unmapped),
+            "ask": "override",
+            "deed": deed,
+            "why": args.why or "",
+            "seconds": _seconds(args) if deed == "give" else 0,
+            "only": args.only,
+        },
+    )
+    if told is None:
+        return None
+    if "problem" in told:
+        kinds: dict[str, type[LockdError]] = {"usage": UsageError, "refused": RefusedError}
+        kind = kinds.get(str(told["problem"]), LookError)
+        raise kind(str(told["what"]), where=str(told["where"]), hint=str(told["hint"]))
+    if deed == "end":
+        _say_ended(args, bool(told["ended"]))
+    elif args.json:
+        from lockd.report import json
+
+        cli.emit(json.dumps({"schema": 1, "override": told["override"]}))
+    else:
+        _say(told["override"], str(told["by"]))
+    return 0
+
+
+def _seconds(args: argparse.Namespace) -> float:
+    from lockd import wellformed
     from lockd.errors import UsageError
 
-    overrides.check_may(policy)
     try:
         wellformed.duration(args.duration)
-        seconds = wellformed.seconds(args.duration)
+        return wellformed.seconds(args.duration)
     except ValueError as error:
         raise UsageError(f"{args.duration!r}: {error}", where="--for", hint="30m, 2h, 1d") from None
+
+
+def _give(args: argparse.Namespace, policy: Policy, state: State) -> int:
+    from lockd import origin, overrides
+
+    overrides.check_may(policy)
+    seconds = _seconds(args)
     report = _look(args, policy, state)
     _record(state, report)
     who = origin.current()
@@ -90,17 +139,22 @@ def _record(state: State, report: Report) -> None:
 
 
 def _end(args: argparse.Namespace, policy: Policy, state: State) -> int:
-    from lockd import cli, origin, overrides
+    from lockd import origin, overrides
 
     overrides.check_may(policy)
-    ended = overrides.end(state, origin.current())
+    _say_ended(args, overrides.end(state, origin.current()))
+    return 0
+
+
+def _say_ended(args: argparse.Namespace, ended: bool) -> None:
+    from lockd import cli
+
     if args.json:
         from lockd.report import json
 
         cli.emit(json.dumps({"schema": 1, "override": None, "ended": ended}))
     else:
         cli.emit("the override has ended" if ended else "there was no override")
-    return 0
 
 
 def _list(args: argparse.Namespace, state: State | None) -> int:
@@ -114,14 +168,21 @@ def _list(args: argparse.Namespace, state: State | None) -> int:
 def _print(args: argparse.Namespace, one: Override | None) -> None:
     from lockd import cli
     from lockd.report import json
+
+    told = None if one is None else one.document()
+    if args.json:
+        cli.emit(json.dumps({"schema": 1, "override": told}))
+    else:
+        _say(told, "" if one is None else one.by)
+
+
+def _say(told: dict[str, Any] | None, by: str) -> None:
+    from lockd import cli
     from lockd.report.text import safe
 
-    if args.json:
-        cli.emit(json.dumps({"schema": 1, "override": None if one is None else one.document()}))
-    elif one is None:
+    if told is None:
         cli.emit("no override stands")
-    else:
-        told = one.document()
-        cli.emit(safe(f"overridden until {told['until']} by {one.by}: {one.why}"))
-        for fact in told["facts"]:
-            cli.emit(safe(f"  {fact}"))
+        return
+    cli.emit(safe(f"overridden until {told['until']} by {by}: {told['why']}"))
+    for fact in told["facts"]:
+        cli.emit(safe(f"  {fact}"))

@@ -61,6 +61,7 @@ def _policy(args: argparse.Namespace) -> tuple[Policy | None, Exception | None]:
 
 def _direct(args: argparse.Namespace) -> dict[str, Any]:
     """A direct look, in the daemon's words; nothing of it is recorded."""
+    from lockd import overrides
     from lockd.check import check
     from lockd.report import json
     from lockd.session import open_session
@@ -78,6 +79,7 @@ def _direct(args: argparse.Namespace) -> dict[str, Any]:
         **json.policy_and_lock(report),
         "findings": [json.finding(one) for one in (*report.findings, *report.recorded)],
         "not_looked": list(report.not_looked),
+        "override": overrides.told(session.state),
         "daemon": None,
         "watch": {},
         "looks": None,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockd import origin, runs, ungated
+from lockd import origin, overrides, runs, ungated
 from lockd.facts import shown
 from lockd.gates import ending
 from lockd.look import Launch
@@ -66,6 +66,7 @@ class Rounds(threading.Thread):
         report = self._decider.standing.report
         if report is None:
             return
+        overrides.settle_over(self._state)
         found = ungated.suspects(report.policy)
         here = {(one.process.pid, one.process.start) for one in found}
         late = [one for one in found if self._is_late(one)]

@@ -24,6 +24,7 @@ from lockd.daemon import status as statuses
 from lockd.daemon.decide import Decider, Question
 from lockd.daemon.ends import Ends
 from lockd.daemon.launches import Launches
+from lockd.daemon.overriding import Overriding
 from lockd.daemon.reader import Reader
 from lockd.daemon.rounds import Rounds
 from lockd.daemon.scribe import Scribe
@@ -73,6 +74,7 @@ class Daemon:
         self.rounds = Rounds(self.decider, opened, self.scribe, log.say)
         self.ends = Ends(opened, self.scribe, log.say)
         self.launches = Launches(self.decider, self.moving)
+        self.overriding = Overriding(self.decider, self.moving)
         self.server = Server(listeners, self._handle, self._waiting_for)
         self._stopping = self._hangup = self._ready = False
         self._beat, self._beat_at = -1, time.monotonic()
@@ -168,6 +170,12 @@ class Daemon:
             elif asked == "launch":
                 answer = partial(self._answer, client)
                 self.launches.ask(client.peer, request, answer, partial(self._refuse, client), client.left)
+            elif asked == "override":
+                wrong = self._differs(request, client.peer.uid)
+                if wrong is not None:
+                    self._refuse(client, wrong)
+                else:
+                    self.overriding.ask(client.peer, request, partial(self._answer, client))
             else:
                 self._refuse(client, LookError(f"there is nothing like {asked!r} to ask"))
         except (TypeError, ValueError, KeyError, AttributeError) as error:

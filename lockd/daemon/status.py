@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockd import __version__
+from lockd import __version__, overrides
 from lockd.clock import stamp
 from lockd.plain import replace
 from lockd.report import json
@@ -58,6 +58,7 @@ def document(daemon: Daemon) -> dict[str, Any]:
         **({"policy": None, "lock": None} if report is None else json.policy_and_lock(report)),
         "findings": [json.finding(one) for one in findings],
         "not_looked": [] if report is None else list(report.not_looked),
+        "override": overrides.told(daemon.subject.state),
         "daemon": _self(daemon),
         "watch": {path: {"mode": one.mode, "why": one.why} for path, one in sorted(decider.eyes.states().items())},
         "looks": _looks(daemon),
