@@ -162,8 +162,16 @@ def _stop(scene: Scene, process: subprocess.Popen[bytes]) -> None:
     store = sqlite3.connect(path, timeout=60, isolation_level=None)
     store.execute("BEGIN IMMEDIATE")
     process.send_signal(signal.SIGSTOP)
+    while not _is_stopped(process.pid):
+        time.sleep(0.01)
     store.execute("ROLLBACK")
     store.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Every thread of it: a signal is sent before it is obeyed."""
+    rows = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(row.rpartition(")")[2].split()[0] in "tT" for row in rows)
 
 
 def _kill_soon(process: subprocess.Popen[bytes]) -> None:

@@ -201,6 +201,19 @@ def test_the_hook_on_such_a_disk(unwritable: tuple[Gated, str]) -> None:
     assert (blocked.code, len(scene.ran)) == (125, 2) and "lockd itself failed" in blocked.err and reason in blocked.err
 
 
+def test_a_launch_without_a_record_lets_its_ranks_pass(scene: Gated) -> None:
+    """As while a daemon is stopped in the middle of a write: what on_fault let start is not stopped by later drift."""
+    (folder,) = scene.state.iterdir()
+    (folder / "store.sqlite").unlink()
+    (folder / "store.sqlite").mkdir()
+    rank = "import os, subprocess, sys\n"
+    rank += f"open({str(scene.root / 'job' / 'model.py')!r}, 'w').write('x = 2')\n"
+    rank += f"raise SystemExit(subprocess.run([sys.executable, {str(scene.train)!r}]).returncode)\n"
+    done = scene.launch(scene.file("more/step_1.py", rank))
+    assert done.code == 0 and len(scene.ran) == 1 and done.err.count("on_fault") == 1
+    assert scene.launch(scene.train).code == 78
+
+
 # -- megabytes
 
 

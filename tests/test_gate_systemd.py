@@ -241,10 +241,13 @@ ANSWERS = (
     "from lockd import client; raise SystemExit(client.ask('/etc/lockd/policy.toml', {'ask': 'standing'}) is None)"
 )
 # not in the middle of a write: whoever is stopped there keeps the store, and `on_fault` decides
-STOP = """import glob, os, signal, sqlite3, sys
+STOP = """import glob, os, signal, sqlite3, sys, time
 store = sqlite3.connect(glob.glob("/var/lib/lockd/policy-*/store.sqlite")[0], timeout=60, isolation_level=None)
 store.execute("BEGIN IMMEDIATE")
 os.kill(int(sys.argv[1]), signal.SIGSTOP)
+tasks = glob.glob(f"/proc/{sys.argv[1]}/task/*/stat")
+while any(open(path).read().rpartition(")")[2].split()[0] not in "tT" for path in tasks):
+    time.sleep(0.01)
 store.execute("ROLLBACK")
 """
 OTHER = """import os, socket

@@ -112,8 +112,7 @@ def give_ticket(answer: Answer, pid: int) -> None:
     if answer.inside is not None:
         run, processes = answer.inside.number, list(answer.inside.body.get("processes", ()))
     try:
-        if run is not None:
-            tickets.give(answer.state, run, processes)
+        tickets.give(answer.state, run or 0, processes)  # 0: `on_fault` let it start without a record
     except OSError:  # a full disk: its ranks ask for themselves
         pass
 
