@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -100,6 +101,11 @@ class Store:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+    def sync_later(self) -> None:
+        """Let commits of this connection outlive the process, and the power only from `synced` on."""
+        with spoken(self.path):
+            self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """What a query gives, whole."""
@@ -299,12 +305,11 @@ class Store:
     def keep_state(self, digest: str, environment: str, at: str, body: str, manifests: Mapping[str, Manifest]) -> int:
         """A state observed at that time, inside `transaction`; an equal one is shared. Gives its number."""
         known = self.rows("SELECT id FROM states WHERE digest = ?", digest)
-        row = (digest, environment, at, zlib.compress(body.encode(), 9))
-        state = (
-            known[0][0]
-            if known
-            else self.change("INSERT INTO states (digest, environment, at, facts) VALUES (?, ?, ?, ?)", *row)
-        )
+        if known:
+            state = known[0][0]
+        else:
+            row = (digest, environment, at, zlib.compress(body.encode(), 9))
+            state = self.change("INSERT INTO states (digest, environment, at, facts) VALUES (?, ?, ?, ?)", *row)
         for fact, manifest in manifests.items():
             behind = self._manifest(manifest, self._base(fact))
             self.change("INSERT OR REPLACE INTO state_manifests VALUES (?, ?, ?)", state, fact, behind)
@@ -350,6 +355,18 @@ def open(path: str, *, create: bool = True, thorough: bool = False) -> Store | N
     for notice in store.notices:
         store.append(Event(stamp(), "note", notice))
     return store
+
+
+def synced(path: str) -> None:
+    """Put on the disk what was committed before, by whichever connection. OSError where the disk does not take it."""
+    try:
+        descriptor = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:  # all of it was moved into the store itself, which is synced then
+        return
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def large_sets(lock: Lock) -> dict[str, frozenset[str]]:
