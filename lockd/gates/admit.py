@@ -43,7 +43,8 @@ class Asked:
     """A launch that asks. policy: its absolute path. override: why it should start in spite of a block.
 
     pid: the process that is, or becomes, the launch. who, gid: who asks; this process's own user by default. look: what
-    was seen, where somebody else looked (the daemon); a look of the gate's own by default.
+    was seen, where somebody else looked (the daemon); a look of the gate's own by default. synced_later: who asks
+    has the record put on the disk itself, right after the answer; it stands in the store before that all the same.
     """
 
     policy: str
@@ -56,6 +57,7 @@ class Asked:
     gid: int | None = None
     look: Callable[[Policy, Lock | None, Launch], Report] | None = None
     progress: Callable[[int, int], None] | None = None
+    synced_later: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,8 @@ def _record(scene: _Scene, state: State, report: Report | None, verdict: str, ov
     begun = runs.Begun(asked.launch, report, asked.gate, verdict, scene.who, asked.pid, told=told)
     store = state.store(create=True)
     assert store is not None  # it is made where missing
+    if asked.synced_later:
+        store.sync_later()
     with store, store.transaction():
         runs.settle(store)
         number = runs.begin(store, begun)
