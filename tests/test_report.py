@@ -72,6 +72,19 @@ def test_the_first_line_names_the_policy_and_the_verdict() -> None:
     assert first.startswith("block") and "ct200.toml" in first and "1 finding" in first
 
 
+def test_a_build_that_a_new_package_brought_is_told_with_its_versions() -> None:
+    """sglang is only new, a warning; that it moved torch is why the launch is refused."""
+    lines = said(
+        report(
+            finding("package:t/sglang", "warn", change="added", message="sglang 0.5.11 is new"),
+            finding("package:t/cu13", "warn", change="added", because="package:t/sglang"),
+            finding("package:t/torch", because="package:t/sglang", attributes={"version": ("2.11.0", "2.12.0")}),
+            verdict="block",
+        )
+    ).splitlines()
+    assert "          and 2 packages that it brought: torch 2.11.0 → 2.12.0, cu13 (added); 1 of them blocks" in lines
+
+
 def test_what_a_package_brought_folds_into_one_line() -> None:
     brought = [finding(f"package:train/nvidia-{at:02}", because="package:train/torch") for at in range(14)]
     lines = said(report(finding("package:train/torch"), *brought)).splitlines()

@@ -103,7 +103,7 @@ def _cause(one: Finding, brought: list[Finding], colour: bool) -> Iterator[str]:
         if missing:
             yield paint(f"{indent}{safe(files_line(one.files))}", "dim", colour)
     if brought:
-        yield f"{indent}{safe(_brought(brought))}"
+        yield f"{indent}{safe(_brought(brought, one.severity))}"
     seen = observed(one)
     if seen:
         yield f"{indent}{safe(seen)}"
@@ -124,11 +124,23 @@ def _counts(files: FileChanges) -> Iterator[tuple[str, int]]:
     yield "missing", files.missing
 
 
-def _brought(brought: list[Finding]) -> str:
-    """`and 14 packages that it brought: nvidia-nccl-cu13 (added), …`"""
-    names = [f"{one.fact.rpartition('/')[2]} ({one.change})" for one in brought[:_NAMES]]
+def _brought(brought: list[Finding], severity: str) -> str:
+    """`and 14 packages that it brought: torch 2.10.0 → 2.11.0, nvidia-nccl-cu13 (added), …`: those that moved first.
+
+    severity: of the cause; what weighs more than that is said to.
+    """
+    listed = sorted(brought, key=lambda one: (one.severity != "block", "version" not in one.attributes))
+    names = [_moved(one) for one in listed[:_NAMES]]
     rest = " …" if len(brought) > _NAMES else ""
-    return f"and {_many(len(brought), 'package')} that it brought: {', '.join(names)}{rest}"
+    worse = sum(one.severity == "block" and one.change != "unreadable" for one in brought) if severity == "warn" else 0
+    mark = f"; {worse} of them {'blocks' if worse == 1 else 'block'}" if worse else ""
+    return f"and {_many(len(brought), 'package')} that it brought: {', '.join(names)}{rest}{mark}"
+
+
+def _moved(one: Finding) -> str:
+    name = one.fact.rpartition("/")[2]
+    old, new = one.attributes.get("version", (None, None))
+    return f"{name} {old} → {new}" if one.change == "changed" and old and new else f"{name} ({one.change})"
 
 
 def observed(one: Finding) -> str:
