@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]  # bytes done, bytes to do
 Explained = Callable[[tuple[Difference, ...], Sight, "State", "Lock"], tuple[Difference, ...]]  # adds files
 
-_NOT_ACCEPTED = "the policy has changed since the last accept; its commands do not run"
+_NOT_ACCEPTED = "the policy as it stands was not accepted here; its commands do not run"
 _NO_STATE = "no state of this user has accepted this policy; its commands do not run"
 
 
