@@ -1,4 +1,4 @@
-"""A real `lockd daemon` as a process on a scene, and what its socket says."""
+"""A real `lockd daemon` as a process on a scene, and what its socket says; the fixtures `scene` and `daemon`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import socket as sockets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lockd import protocol
-from tests.scene import LOCKD, Scene
+import pytest
 
+from lockd import protocol
+from tests.scene import LOCKD, Scene, pinned_file
+
+GOOD = "x = 1\n"  # what `scene` accepts
 PATIENCE = 30.0  # seconds that a busy machine may take
 
 
@@ -134,6 +137,21 @@ class Daemon:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(timeout=PATIENCE)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> tuple[Scene, Path]:
+    """A scene with one pinned file, accepted."""
+    made, path = pinned_file(tmp_path)
+    assert made.accept().code == 0
+    return made, path
+
+
+@pytest.fixture
+def daemon(scene: tuple[Scene, Path]) -> Iterator[Daemon]:
+    """A daemon on it that answers."""
+    with Daemon(scene[0]) as running:
+        yield running.ready()
 
 
 def edit(path: Path, text: str) -> None:

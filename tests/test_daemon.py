@@ -14,31 +14,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockd import protocol
-from tests.daemons import Daemon, edit, until
+from tests.daemons import GOOD, Daemon, daemon, edit, scene, until
 from tests.scene import ROOT, Scene, pinned_file
 from tests.watching import needs_fanotify
 
-GOOD = "x = 1\n"
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> tuple[Scene, Path]:
-    made, path = pinned_file(tmp_path)
-    assert made.accept().code == 0
-    return made, path
-
-
-@pytest.fixture
-def daemon(scene: tuple[Scene, Path]) -> Iterator[Daemon]:
-    with Daemon(scene[0]) as running:
-        yield running.ready()
+__all__ = ["daemon", "scene"]  # fixtures
 
 
 def events(scene: Scene, *kinds: str) -> list[dict[str, Any]]:

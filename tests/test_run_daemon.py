@@ -8,29 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.daemons import Daemon, until
+from tests.daemons import GOOD, Daemon, daemon, scene, until
 from tests.scene import LOCKD, Scene, pinned_file
 
-GOOD = "x = 1\n"
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> tuple[Scene, Path]:
-    made, path = pinned_file(tmp_path)
-    assert made.accept().code == 0
-    return made, path
-
-
-@pytest.fixture
-def daemon(scene: tuple[Scene, Path]) -> Iterator[Daemon]:
-    with Daemon(scene[0]) as running:
-        yield running.ready()
+__all__ = ["daemon", "scene"]  # fixtures
 
 
 def runs(scene: Scene) -> list[dict[str, Any]]:
