@@ -67,10 +67,21 @@ def examine(find: Callable[[], str]) -> list[Check]:
     policy = _opened(found, "policy", lambda: _policy(path)) if path else None
     state = _opened(found, "state", lambda: _state(path)) if path else None
     lock = _opened(found, "lock", lambda: _lock(policy)) if policy is not None else None
-    patient = Patient(path, policy, state, lock)
+    patient = Patient(path, policy if policy is None else _answering(found, policy), state, lock)
     for check in CHECKS:
         found += _guarded(check, patient)
     return found
+
+
+def _answering(found: list[Check], policy: Policy) -> Policy:
+    """The policy without what lies on a mount that does not answer, which is said: to ask it would wait for ever."""
+    from lockd.probes import mounted
+
+    kept, silent = mounted.answering(policy)
+    hint = "mend or unmount it (umount -l); until then what it holds is unknown"
+    for key, problem in silent.items():
+        found.append(Check("mounts", "fail", f"{policy.line(key)}: {key}: {problem}", hint))
+    return kept
 
 
 def _opened(found: list[Check], name: str, opening: Callable[[], tuple[Any, Check | None]]) -> Any:
@@ -197,9 +208,9 @@ def _disabled(patient: Patient) -> Iterator[Check]:
 
 def _watched(policy: Policy) -> list[str]:
     """The folders and files that a daemon would watch, each once."""
-    from lockd.probes import probe, rules
+    from lockd.probes import mounted, rules
 
-    return sorted({path for section, rule in rules(policy) for path in probe(section).watched(rule)})
+    return sorted({path for section, rule in rules(policy) for path in mounted.watched(section, rule)})
 
 
 def _inotify(patient: Patient) -> Iterator[Check]:

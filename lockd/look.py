@@ -145,9 +145,12 @@ def rule_fact(section: str, rule: Any) -> tuple[str, str]:
 
 
 def _guarded(section: str, rule: Any, look: Look, failures: list[str]) -> Seen:
-    from lockd.probes import Seen, probe
+    from lockd.probes import Seen, mounted, probe
 
     try:
+        silent = mounted.under(rule)
+        if silent:
+            return Seen((Unknown(*rule_fact(section, rule), silent),))
         return probe(section).look(rule, look)
     except Exception as error:  # the boundary: a broken probe is an Unknown about its rule, and the look goes on
         import traceback

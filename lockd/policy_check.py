@@ -22,7 +22,13 @@ _LABELLED = ("torch", "torchvision", "torchaudio", "flash-attn", "xformers", "vl
 
 def regrets(policy: Policy) -> list[str]:
     """Everything that `lockd policy check` warns of, in the order of the file."""
-    said = [*_python(policy), *_paths(policy), *_caches(policy), *_launch(policy), *_env(policy), *_severities(policy)]
+    from lockd.probes import mounted
+
+    _, silent = mounted.answering(policy)
+    said = [(key, f"{problem}: no path of this policy was looked at") for key, problem in silent.items()]
+    if not silent:
+        said += [*_python(policy), *_paths(policy), *_caches(policy), *_launch(policy)]
+    said += [*_env(policy), *_severities(policy)]
     lined = [(policy.lines.get(_known(policy, key), 0), key, text) for key, text in said]
     return [f"{policy.line(_known(policy, key))}: {key}: {text}" for _, key, text in sorted(lined)]
 

@@ -108,10 +108,10 @@ def _hardening(policy: Policy) -> str:
 
 def _paths(policy: Policy) -> Iterator[str]:
     """Every path that the daemon has to see as everybody does."""
-    from lockd.probes import probe, rules
+    from lockd.probes import mounted, rules
 
     for section, rule in rules(policy):
-        yield from probe(section).watched(rule)
+        yield from mounted.watched(section, rule)
     yield from (*policy.launch.scripts, policy.path, sys.executable, os.path.dirname(os.path.abspath(__file__)))
     for rule in policy.command:
         yield from rule.run

@@ -17,7 +17,7 @@ from lockd.clock import stamp
 from lockd.facts import LAUNCH_KINDS
 from lockd.history import key_of, seen_of
 from lockd.plain import replace
-from lockd.probes import probe
+from lockd.probes import mounted
 from lockd.watch.hints import LOSSES, NO_PROCESS, Hint, writer
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _new(finding: Finding, key: str, old: Mark | None, hints: list[Hint], now: s
 def _own(fact: str, sight: Sight, hints: tuple[Hint, ...], manifests: Manifests) -> list[Hint]:
     """The hints about a fact's own paths; of a package its files, now or before; else all under its rule."""
     section, rule = sight.claimed.get(fact, ("", None))
-    roots = tuple(path.rstrip("/") for path in probe(section).watched(rule)) if section else ()
+    roots = tuple(path.rstrip("/") for path in mounted.watched(section, rule)) if section else ()
     subject = fact.partition(":")[2]
     exact = [hint for hint in hints if hint.path == subject and hint.kind not in LOSSES]
     if exact:

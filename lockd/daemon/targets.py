@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lockd.globs import literal_root, matches
-from lockd.probes import probe, rules
+from lockd.probes import mounted, rules
 from lockd.watch.hints import Target
 from lockd.watch.watcher import as_target
 
@@ -30,7 +30,7 @@ def targets(policy: Policy) -> tuple[Target, ...]:
 
 def _of_rules(policy: Policy) -> Iterator[Target]:
     for section, rule in rules(policy):
-        for path in probe(section).watched(rule):
+        for path in mounted.watched(section, rule):
             yield _target(section, rule, path)
 
 

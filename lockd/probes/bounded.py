@@ -25,10 +25,11 @@ _LAST_WORD = 0.2  # seconds for a killed tool to be gone
 
 
 class Answer(NamedTuple):
-    """What a tool wrote. problem: why that is no answer, in words; empty when it is one."""
+    """What a tool wrote. problem: why that is no answer, in words; empty when it is one. late: its time was up."""
 
     text: str
     problem: str = ""
+    late: bool = False
 
 
 class Question:
@@ -46,7 +47,8 @@ class Question:
         try:
             stdout, stderr = process.communicate(timeout=max(self._until - time.monotonic(), _LAST_WORD))
         except subprocess.TimeoutExpired:
-            return Answer("", _ended(process, f"{_named(process)} gave no answer within {self._seconds:g} s"))
+            said = f"{_named(process)} gave no answer within {self._seconds:g} s"
+            return Answer("", _ended(process, said), late=True)
         if process.returncode or len(stdout) > LIMIT:
             return Answer(_text(stdout), _failure(process.returncode, _text(stderr) or _text(stdout)))
         return Answer(_text(stdout))
