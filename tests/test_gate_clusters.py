@@ -1,4 +1,4 @@
-"""The lines of docs/gates.md for the launcher of DeepSpeed and for Ray, with the real tools: what starts, what does not."""
+"""The lines of docs/gates.md for the launcher of DeepSpeed and for Ray, with the real tools."""
 
 from __future__ import annotations
 
