@@ -13,7 +13,7 @@ import pytest
 
 from lockd import policy
 from lockd.errors import LockdError, UsageError
-from lockd.init import Written, init, machine, process
+from lockd.init import Written, configs, init, machine, process
 from lockd.init.text import clean_name
 from lockd.probes import PROBES
 
@@ -29,6 +29,7 @@ hip: Optional[str] = None
 def only_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The homes of whoever runs the tests are not looked into."""
     monkeypatch.setattr(machine, "_roots", lambda home, cwd: [cwd, home])
+    monkeypatch.setattr(configs, "ETC", str(tmp_path / "etc"))
     monkeypatch.setattr(machine, "_inductor", lambda environ: str(tmp_path / "torchinductor_me"))
 
 
@@ -280,3 +281,87 @@ def test_a_torch_that_is_not_plain_is_not_guessed(tmp_path: Path) -> None:
 def test_a_name_is_made_of_any_text() -> None:
     assert clean_name("gpu box/1!") == "gpu-box-1"
     assert clean_name("…") == ""
+
+
+# -- configuration and models ------------------------------------------------------------------------------------------
+
+
+def hub_model(hub: Path) -> Path:
+    """A model as the hub's client keeps it: blobs, refs, and a snapshot of links."""
+    model, revision = hub / "models--org--drafter", "0a" * 20
+    snapshot = model / "snapshots" / revision
+    for folder in (model / "blobs", model / "refs", snapshot):
+        folder.mkdir(parents=True)
+    (model / "refs" / "main").write_text(revision)
+    for at, name in enumerate(("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "modeling_x.py")):
+        (model / "blobs" / str(at)).write_text(name)
+        (snapshot / name).symlink_to(f"../../blobs/{at}")
+    return model
+
+
+def configured(home: Path, project: Path) -> dict[str, str]:
+    """Every kind of configuration, where its tool looks for it; gives their paths, by a short name."""
+    places = {
+        "accelerate": home / "hf" / "accelerate" / "default_config.yaml",
+        "deepspeed": project / "conf" / "ds_config_zero3.json",
+        "pip": home / ".config" / "pip" / "pip.conf",
+        "venv's pip": project / "venv" / "pip.conf",
+        "uv": home / ".config" / "uv" / "uv.toml",
+        "nccl": home / ".nccl.conf",
+        "the machine's nccl": home.parent / "etc" / "nccl.conf",
+        "the machine's pip": home.parent / "etc" / "pip.conf",
+    }
+    for path in places.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("index-url = https://user:hunter2@example.invalid/\n")
+    return {name: str(path) for name, path in places.items()}
+
+
+def assert_held(written: Written, places: dict[str, str], model: Path, home: Path) -> None:
+    """All of them are rules of a policy that loads, and nothing of their content is in it."""
+    loaded = policy.load(written.path)
+    files = {rule.path for rule in loaded.file}
+    assert set(places.values()) <= files
+    expected = ("refs/**", "snapshots/*/tokenizer*", "snapshots/*/chat_template*", "snapshots/*/*.py")
+    assert {f"{model}/{one}" for one in expected} == {path for path in files if path.startswith(str(model))}
+    assert [(rule.path, rule.check) for rule in loaded.tree] == [(f"{home}/hf/modules/transformers_modules", "full")]
+    assert "hunter2" not in Path(written.path).read_text() and not any("hunter2" in line for line in written.found)
+
+
+def test_configuration_and_models_of_a_machine_are_found(tmp_path: Path) -> None:
+    project, home = tmp_path / "project", tmp_path / "home"
+    build_venv(project / "venv")
+    places, model = configured(home, project), hub_model(home / "hf" / "hub")
+    (home / "hf" / "modules" / "transformers_modules").mkdir(parents=True)
+    (project / "other.py").write_text("")
+    (project / "other.json").write_text("")
+    (project / "go.sh").write_text("deepspeed other.py \\\n --deepspeed conf/ds_config_zero3.json --data other.json\n")
+    written = write(tmp_path, {"HF_HOME": str(home / "hf")})
+    assert_held(written, places, model, home)
+    assert str(project / "other.json") not in Path(written.path).read_text()
+    assert any("which revision of org/drafter" in line for line in written.found)
+
+
+def test_configuration_and_models_of_a_running_job_are_found(tmp_path: Path) -> None:
+    project, home = tmp_path / "project", tmp_path / "home"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", project / "venv"], check=True)
+    places, model = configured(home, project), hub_model(home / "hf" / "hub")
+    (home / "hf" / "modules" / "transformers_modules").mkdir(parents=True)
+    (project / "run_me.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(300)\n")
+    environ = {"HOME": str(home), "HF_HOME": str(home / "hf"), "PATH": os.environ["PATH"]}
+    command = ["venv/bin/python", "run_me.py", "--deepspeed=conf/ds_config_zero3.json"]
+    with subprocess.Popen(command, cwd=project, env=environ, stdout=subprocess.PIPE) as job:
+        try:
+            assert job.stdout is not None and job.stdout.readline() == b"up\n"
+            assert_held(write(tmp_path, pid=job.pid), places, model, home)
+        finally:
+            job.kill()
+
+
+def test_a_variable_that_moves_a_configuration_moves_it_here(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    configured(home, tmp_path / "project")
+    (tmp_path / "mine.conf").write_text("")
+    environ = {"NCCL_CONF_FILE": str(tmp_path / "mine.conf"), "PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"}
+    found = [one.pattern for one in configs.find(environ, str(home), "/")]
+    assert [path for path in found if path.startswith(str(tmp_path))] == [str(tmp_path / "mine.conf")]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lockd.errors import PolicyError, UsageError
-from lockd.init import text
+from lockd.init import configs, text
 from lockd.init.machine import Cache, Machine, find_caches, look
 from lockd.init.process import Process, read
 from lockd.probes import PROBES
@@ -61,7 +61,9 @@ def _of_process(process: Process) -> Machine:
             path = os.path.normpath(os.path.join(process.cwd, value))
             caches[path] = Cache(path, "inductor" if kind == "inductor" else "triton", variable)
     scripts = (process.script,) if process.script else ()
-    return Machine(environments, scripts, tuple(caches.values()), count_gpus())
+    prefix = process.environment.path if process.environment else ""
+    found = configs.find(process.environ, home, process.cwd, process.argv, prefix)
+    return Machine(environments, scripts, tuple(caches.values()), count_gpus(), tuple(found))
 
 
 def _writable(machine: Machine) -> tuple[Machine, tuple[str, ...]]:
@@ -69,6 +71,7 @@ def _writable(machine: Machine) -> tuple[Machine, tuple[str, ...]]:
     from lockd.facts import shown
 
     paths = [one.path for one in machine.environments] + [one.path for one in machine.caches] + [*machine.scripts]
+    paths += [one.pattern for one in machine.configs]
     left_out = tuple(
         f"left out, its name can't stand in a policy: {shown(path)}" for path in paths if not text.writable(path)
     )
@@ -77,6 +80,7 @@ def _writable(machine: Machine) -> tuple[Machine, tuple[str, ...]]:
         environments=tuple(one for one in machine.environments if text.writable(one.path)),
         caches=tuple(one for one in machine.caches if text.writable(one.path)),
         scripts=tuple(path for path in machine.scripts if text.writable(path)),
+        configs=tuple(one for one in machine.configs if text.writable(one.pattern)),
     )
     if any(one.torch for one in kept.environments):  # others are told, not held
         kept = dataclasses.replace(kept, environments=tuple(one for one in kept.environments if one.torch))
@@ -115,4 +119,5 @@ def _told(machine: Machine, process: Process | None) -> list[str]:
         told.append(f"{one.kind} {shown(one.path)}{build}{cuda}")
     told += [f"script {shown(path)}" for path in machine.scripts]
     told += [f"{cache.kind} cache {shown(cache.path)}" for cache in machine.caches]
+    told += [f"{shown(one.pattern)}: {one.why}" for one in machine.configs]
     return told + ([f"{machine.gpus} GPUs"] if machine.gpus else [])

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from lockd.init import configs
+from lockd.init.configs import Config
 from lockd.rules import CacheKind
 
 _FOLDERS = 2_000  # looked into below one root
@@ -60,6 +62,7 @@ class Machine:
     scripts: tuple[str, ...]
     caches: tuple[Cache, ...]
     gpus: int
+    configs: tuple[Config, ...] = ()
 
 
 def look(environ: Mapping[str, str], cwd: str) -> Machine:
@@ -67,7 +70,9 @@ def look(environ: Mapping[str, str], cwd: str) -> Machine:
     home = environ.get("HOME") or "/"
     environments = find_environments(_roots(home, cwd), environ)
     near = [cwd, *(os.path.dirname(one.path) for one in environments if one.torch)]
-    return Machine(environments, find_scripts(near), find_caches(environ, home), count_gpus())
+    prefix = environments[0].path if environments else ""
+    found = configs.find(environ, home, cwd, started_with(near), prefix)
+    return Machine(environments, find_scripts(near), find_caches(environ, home), count_gpus(), tuple(found))
 
 
 # -- environments ------------------------------------------------------------------------------------------------------
@@ -189,6 +194,15 @@ def find_scripts(folders: Iterable[str]) -> tuple[str, ...]:
 
 
 def _started_by(path: str, folder: str) -> Iterator[str]:
+    for line in _starts(path):
+        for word in _SCRIPT_WORD.findall(line):
+            script = os.path.normpath(os.path.join(folder, word))
+            if os.path.isfile(script):
+                yield script
+
+
+def _starts(path: str) -> Iterator[str]:
+    """The lines of a shell script that start a training."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read(1 << 16).replace("\\\n", " ")
@@ -196,10 +210,19 @@ def _started_by(path: str, folder: str) -> Iterator[str]:
         return
     for line in text.splitlines():
         if _STARTERS.search(line) and not line.lstrip().startswith("#"):
-            for word in _SCRIPT_WORD.findall(line):
-                script = os.path.normpath(os.path.join(folder, word))
-                if os.path.isfile(script):
-                    yield script
+            yield line
+
+
+def started_with(folders: Iterable[str]) -> list[str]:
+    """The words of all lines with which shell scripts there start trainings, paths made absolute."""
+    words: list[str] = []
+    for folder in dict.fromkeys(folders):
+        for entry in _listed(folder)[:_FOLDERS] if folder != "/" else ():
+            if entry.name.endswith(".sh") and entry.is_file(follow_symlinks=False):
+                for word in (word.strip("\"'") for line in _starts(entry.path) for word in line.split()):
+                    name, equals, value = word.rpartition("=")
+                    words.append(f"{name}{equals}{os.path.join(folder, value) if '.' in value else value}")
+    return words
 
 
 def find_caches(environ: Mapping[str, str], home: str) -> tuple[Cache, ...]:

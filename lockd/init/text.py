@@ -13,6 +13,7 @@ import re
 from collections.abc import Container, Iterable, Iterator
 
 from lockd.facts import shown
+from lockd.init.configs import Config
 from lockd.init.machine import Cache, Environment, Machine
 from lockd.init.process import Process
 from lockd.secrets import mask, mask_argv, token_like
@@ -43,6 +44,7 @@ def policy_text(name: str, machine: Machine, process: Process | None, built: Con
         *(_python(one, names[one.path]) for one in machine.environments[:_MOST] if one.path in names),
         *(_file(script, "a training script", keep=True) for script in machine.scripts[:_MOST]),
         *(_file(path, "mapped from outside the environment") for path in libraries[:_MOST]),
+        *(_config(config) for config in machine.configs),
         *(_cache(cache, main, keep=bool(process and cache.set_by)) for cache in machine.caches),
         _env(process),
         *_not_built(machine, built),
@@ -129,6 +131,13 @@ def _file(path: str, why: str, *, keep: bool = False) -> Iterator[str]:
     yield f"path = {_quoted(glob.escape(path))}"
     if keep:
         yield "keep = true # keep the good text, for diff and restore"
+
+
+def _config(config: Config) -> Iterator[str]:
+    yield f"[[{'tree' if config.tree else 'file'}]] # {_remark(config.why)}"
+    yield f"path = {_quoted(config.pattern)}"
+    if config.tree:
+        yield 'check = "full" # every byte'
 
 
 def _cache(cache: Cache, main: str, *, keep: bool) -> Iterator[str]:
