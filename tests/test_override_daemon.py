@@ -106,7 +106,10 @@ def test_who_speaks_to_the_socket_is_told_by_the_kernel(scene: tuple[Scene, Path
     from lockd.daemon.server import Peer
 
     made, _, daemon = scene
-    request: dict[str, Any] = {"launch": {"environ": {"USER": "root", "SUDO_USER": "root"}, "cwd": "/", "argv": []}, "only": []}
+    request: dict[str, Any] = {
+        "launch": {"environ": {"USER": "root", "SUDO_USER": "root"}, "cwd": "/", "argv": []},
+        "only": [],
+    }
     request |= {"ask": "override", "deed": "give", "why": "I am root", "seconds": 60}
     assert "client's" in str(daemon.ask(**request)["error"])  # of no version, of no policy
     decider = _Decider(made)
