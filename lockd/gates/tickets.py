@@ -1,8 +1,8 @@
 """Tickets: the part of a run's record by which the site hook knows what belongs to an admitted launch.
 
 Always holds: a ticket names one process by pid, start time and boot, and its run; it lies in the state of whoever
-records runs (0700), under the pid. It is written once its run is; 0 stands for a launch that started without a record. One of a process that is gone is removed by the next
-writer, and proves nothing before that: the start time differs.
+records runs (0700), under the pid. It is written once its run is; 0 stands for a launch that started without a record.
+One of a process that is gone is removed by the next writer, and proves nothing before that: the start time differs.
 Never: decides anything, or outlives a boot.
 """
 
