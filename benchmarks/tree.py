@@ -1,7 +1,8 @@
 """A dataset of 1.1 million files: `find -printf`, the first look, the repeated look and accept, in one run.
 
 Always holds: the tree is made below a temporary folder and removed at the end; each time stands beside `find` of the
-same run, warm, and each peak is that of the largest process (RSS, MB). `FILES=100000` in the environment makes it smaller.
+same run, warm, and each peak is that of the largest process (RSS, MB). `FILES=100000` in the environment makes it
+smaller.
 """
 
 from __future__ import annotations
