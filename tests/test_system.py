@@ -146,6 +146,42 @@ def test_rpm_is_asked_within_bounds(machine: Machine, monkeypatch: pytest.Monkey
     assert isinstance(found, Unknown) and "gave no answer within 0.2 s" in found.reason
 
 
+_SPEC = """Name: lockd-probed
+Epoch: 3
+Version: 580.159.04
+Release: 1.el9
+Summary: made by a test
+License: none
+BuildArch: noarch
+%description
+made by a test
+%files
+"""
+
+
+@pytest.mark.skipif(not shutil.which("rpmbuild"), reason="rpm is not installed")
+def test_a_real_rpm_database_is_read(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(*words: str) -> None:
+        subprocess.run(words, check=True, capture_output=True, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
+
+    database = tmp_path / "var/lib/rpm"
+    database.mkdir(parents=True)
+    (tmp_path / "probed.spec").write_text(_SPEC)
+    run("rpmbuild", "-bb", "--quiet", "--define", f"_topdir {tmp_path}/build", str(tmp_path / "probed.spec"))
+    built = str(next((tmp_path / "build").rglob("*.rpm")))
+    run("rpm", "--initdb", "--dbpath", str(database))
+    run("rpm", "-i", "--justdb", "--nodeps", "--dbpath", str(database), built)
+    monkeypatch.setattr(system, "_RPM", (*system._RPM, "--dbpath", str(database)))
+    rule = held(packages=["lockd-*", "never-there"])
+    before = looked(rule)
+    assert {fact.subject: fact.attributes.get("version") for fact in before.known()} == {
+        "package/lockd-probed": "3:580.159.04-1.el9",
+        "package/never-there": None,
+    }
+    run("rpm", "-e", "--justdb", "--dbpath", str(database), "lockd-probed")
+    assert "host:package/lockd-probed" not in {fact.name for fact in looked(rule).known()}
+
+
 def test_a_tool_that_is_not_there_or_fails_says_so(tmp_path: Path) -> None:
     assert bounded.ask(("no-such-tool-here",), 1).problem == "no-such-tool-here is not installed"
     fails = tmp_path / "fails"
