@@ -251,11 +251,14 @@ class Disk:
                         relative = joined(folder, name)
                         files.append((f"{held.place}/{relative}", page.size(index)))
                         known.append((relative, page, index))
-        for number, result in hashing.hash_files(files, self._remote, self._progress):
+
+        def expected(number: int) -> bytes:
+            _, page, index = known[number]
+            return page.digest(index)
+
+        for number, result in hashing.hash_files(files, self._remote, self._progress, expected):
             relative, page, index = known[number]
             before = page.digest(index)
-            if isinstance(result, Hashed) and result.trusted and result.digest == before:
-                continue
             page.keep(index, NO_DIGEST)
             now = self._remember(f"{held.root}/{relative}", result, [_Found(held, relative, page, index)])
             if now != before.hex():

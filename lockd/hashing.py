@@ -124,16 +124,16 @@ def _read_state(
     """
     try:
         for _ in range(_TRIES):
-            mode = os.lstat(path).st_mode
-            if not stat.S_ISREG(mode):
-                return f"{kind_of(mode)}, not a regular file"
+            # Before the lease: what was written between the two is read after it, and moves the stat afterwards
+            before = identity_of(os.lstat(path))
+            if not stat.S_ISREG(before[0]):
+                return f"{kind_of(before[0])}, not a regular file"
             now = time.time_ns()
             descriptor = _open(path)
             try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    continue  # it became something else since the lstat
                 unwritten = _nobody_writes(descriptor)
-                before = identity_of(os.fstat(descriptor))
+                if not unwritten and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    continue  # it became something else since the lstat; a lease is granted on regular files alone
                 content = read(descriptor, before[2])
                 after = identity_of(os.fstat(descriptor))
             finally:
@@ -189,15 +189,24 @@ def _bytes(descriptor: int, limit: int) -> bytes:
 
 
 def hash_files(
-    files: Sequence[tuple[str, int]], remote: frozenset[int] | None, progress: Progress | None = None
+    files: Sequence[tuple[str, int]],
+    remote: frozenset[int] | None,
+    progress: Progress | None = None,
+    expected: Callable[[int], bytes] | None = None,
 ) -> Iterator[tuple[int, Hashed | str]]:
-    """(index, result) for each (path, size in bytes), as they come; the largest are begun first."""
+    """(index, result) for each (path, size in bytes), as they come; the largest are begun first.
+
+    expected: the digest that the file at an index is to have: those that have it, trusted, are left out, so
+    that a worker's process sends nothing of them and this one need not take them in.
+    """
     chunks = _chunked([size for _, size in files])
     total = sum(size for _, size in files)
     busy = total + _FILE_COST * len(files) > _FORK_ABOVE
 
     def work(number: int) -> list[tuple[int, tuple[bytes, Identity, bool] | str]]:
         results = ((index, hash_file(files[index][0], remote)) for index in chunks[number])
+        if expected is not None:
+            results = ((index, found) for index, found in results if not _is(found, expected(index)))
         return [(index, found if isinstance(found, str) else tuple(found)) for index, found in results]  # type: ignore[misc]
 
     tell = _throttled(progress, total)
@@ -205,6 +214,10 @@ def hash_files(
         for index, found in results:
             yield index, found if isinstance(found, str) else Hashed(*found)
         tell(sum(files[index][1] for index in chunks[number]))
+
+
+def _is(found: Hashed | str, digest: bytes) -> bool:
+    return isinstance(found, Hashed) and found.trusted and found.digest == digest
 
 
 def _chunked(sizes: list[int]) -> list[list[int]]:

@@ -196,6 +196,18 @@ def test_many_files_in_processes(tmp_path: Path) -> None:
     check_all(many(tmp_path, SIZES))
 
 
+def test_files_that_have_the_digest_expected_are_left_out_and_no_others(tmp_path: Path) -> None:
+    files = many(tmp_path, SIZES)
+    digests = [hashlib.sha256(Path(path).read_bytes()).digest() for path, _ in files]
+    settle()
+    Path(files[7][0]).write_bytes(b"x" * 100)  # other bytes
+    Path(files[9][0]).touch()  # the same bytes, too young to be trusted
+    digests[3] = b""  # nobody knew it
+    told = dict(hash_files(files, remote_devices(), None, digests.__getitem__))
+    assert {3, 7} <= told.keys() <= {3, 7, 9}
+    assert len(dict(hash_files(files, None, None, digests.__getitem__))) == len(files)  # none is trusted
+
+
 def test_many_files_in_threads_while_another_thread_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_fork() -> int:
         raise AssertionError("forked beside a thread")
