@@ -17,6 +17,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from lockd import hashing
+from lockd.ahead import Ahead
 from lockd.entries import Entries, Entry, Finder, entry_of
 from lockd.globs import matches
 from lockd.hashing import Hashed, Identity, Progress
@@ -39,6 +40,7 @@ from lockd.walk import Excluded, folders_of, newcomers, refresh, row_of
 __all__ = ["Disk", "Entry", "Progress", "Tree", "Trouble"]
 
 _KEPT = 64  # cache files; those of roots that no policy names any more go first
+_FEW = 64  # files that are read at once rather than waiting for all that are read ahead
 _LOOSE = ("loose files",)  # the cache key of files that no tree holds
 
 
@@ -131,9 +133,11 @@ class Disk:
         self._held: dict[tuple[object, ...], _Held] = {}
         self._loose: _Loose | None = None
         self._hints: tuple[str, ...] | None = None
+        self._ahead: tuple[Ahead, list[_Found]] | None = None
         self._begin()
 
     def _begin(self) -> None:
+        self._leave_ahead()
         self._trees: dict[tuple[object, ...], Tree] = {}
         self._fresh: dict[str, Hashed | str] = {}  # readings that hold for this look only
         self._filesystems: dict[int, int] = {}
@@ -265,9 +269,47 @@ class Disk:
                 held.record.salted[relative] = sha256(str(now).encode()).digest()
                 held.record.touch()
 
+    def foresee(self, tree: Tree, wanted: Callable[[str], bool]) -> None:
+        """Begin to read the files of a tree that this look saw first, while the caller goes on; `digests` takes them.
+
+        wanted: which names (without folders) will be asked for. Where a look saw the tree before, nothing is begun.
+        """
+        held = next((one for one in self._held.values() if one.root == tree.root.rstrip("/") and one.finder), None)
+        if held is None or not held.record.dirty or self._ahead is not None:
+            return
+        files: list[tuple[str, int]] = []
+        places: list[_Found] = []
+        for folder, pages in held.record.folders.items():
+            for page in pages:
+                if page.digests:
+                    continue
+                for index, name in enumerate(page.listed()):
+                    if wanted(name) and page.is_file(index):
+                        found = _Found(held, joined(folder, name), page, index)
+                        files.append((f"{held.place}/{found.relative}", page.size(index)))
+                        places.append(found)
+        if hashing.worth_forking(sum(size for _, size in files), len(files)):
+            self._ahead = Ahead(files, self._remote), places
+
+    def _take_ahead(self, progress: Progress | None) -> None:
+        """Take in what was read ahead."""
+        if self._ahead is not None:
+            ahead, places = self._ahead
+            for index, result in ahead.results(progress):
+                found = places[index]
+                self._remember(f"{found.held.root}/{found.relative}", result, [found])
+        self._leave_ahead()
+
+    def _leave_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead[0].end()
+            self._ahead = None
+
     def digests(self, paths: Iterable[str], progress: Progress | None = None) -> dict[str, str | Trouble]:
         """sha256 hex of each regular file (absolute paths, no link followed in the last component), in parallel."""
         answers: dict[str, str | Trouble] = dict.fromkeys(paths, "")
+        if len(answers) > _FEW:
+            self._take_ahead(progress or self._progress)
         misses: list[tuple[str, int]] = []
         places: list[list[_Found]] = []
         for path in answers:
@@ -395,6 +437,7 @@ class Disk:
 
         A cache that cannot be written costs time at the next look, nothing else: told, not raised.
         """
+        self._leave_ahead()
         if self._cache_dir is None:
             return None
         try:

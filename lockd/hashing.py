@@ -199,9 +199,9 @@ def hash_files(
     expected: the digest that the file at an index is to have: those that have it, trusted, are left out, so
     that a worker's process sends nothing of them and this one need not take them in.
     """
-    chunks = _chunked([size for _, size in files])
+    chunks = chunked([size for _, size in files])
     total = sum(size for _, size in files)
-    busy = total + _FILE_COST * len(files) > _FORK_ABOVE
+    busy = worth_forking(total, len(files))
 
     def work(number: int) -> list[tuple[int, tuple[bytes, Identity, bool] | str]]:
         results = ((index, hash_file(files[index][0], remote)) for index in chunks[number])
@@ -209,19 +209,27 @@ def hash_files(
             results = ((index, found) for index, found in results if not _is(found, expected(index)))
         return [(index, found if isinstance(found, str) else tuple(found)) for index, found in results]  # type: ignore[misc]
 
-    tell = _throttled(progress, total)
+    tell = throttled(progress, total)
     for number, results in scatter(len(chunks), work, 0 if busy else 1):
         for index, found in results:
             yield index, found if isinstance(found, str) else Hashed(*found)
         tell(sum(files[index][1] for index in chunks[number]))
 
 
+def worth_forking(size: int, count: int) -> bool:
+    """Do so many bytes in so many files take longer than forking for them?"""
+    return size + _FILE_COST * count > _FORK_ABOVE
+
+
 def _is(found: Hashed | str, digest: bytes) -> bool:
     return isinstance(found, Hashed) and found.trusted and found.digest == digest
 
 
-def _chunked(sizes: list[int]) -> list[list[int]]:
-    """Indices in chunks of about equal cost, costliest files first, each a chunk of its own where it is worth one."""
+def chunked(sizes: list[int]) -> list[list[int]]:
+    """Indices of files (sizes in bytes) in chunks of about equal cost.
+
+    Costliest files first, each a chunk of its own where it is worth one.
+    """
     fair = sum(size + _FILE_COST for size in sizes) // (processors() * _CHUNKS) + 1
     chunks: list[list[int]] = []
     filled = fair
@@ -234,7 +242,7 @@ def _chunked(sizes: list[int]) -> list[list[int]]:
     return chunks
 
 
-def _throttled(progress: Progress | None, total: int) -> Callable[[int], None]:
+def throttled(progress: Progress | None, total: int) -> Callable[[int], None]:
     """Add up bytes and pass the sum on, at most ten times a second and at the end."""
     done, last = 0, 0.0
 

@@ -1,7 +1,8 @@
 """Work split over the processors: chunks go to forked processes, results come back as marshalled frames.
 
 Always holds: every chunk's result arrives exactly once, in any order; a child that died, or whose work raised, loses
-nothing, for what it did not send is done here. Children never outlive the call, however it ends. While other threads
+nothing, for what it did not send is done here. Children never outlive the call, however it ends, nor
+what `begin` gave. While other threads
 live nothing is forked (their locks would stay locked in the child): threads do the work then, which is right and
 slower.
 Never: pickles, imports multiprocessing, or runs a parent's clean-up in a child.
@@ -42,6 +43,43 @@ def scatter(chunks: int, work: Callable[[int], Any], workers: int = 0) -> Iterat
         yield from _forked(chunks, work, workers)
 
 
+class Begun:
+    """Chunks that children work on while this process does something else. Has to be ended."""
+
+    def __init__(self, children: list[_Child]) -> None:
+        self._children = children
+
+    def done(self) -> Iterator[int]:
+        """The chunks that are done, as they come; one whose child died does not."""
+        yield from (chunk for chunk, _ in _gathered(self._children))
+
+    def end(self) -> None:
+        """No child is left after this."""
+        _end(self._children)
+        self._children = []
+
+
+def begin(chunks: int, work: Callable[[int], None]) -> Begun | None:
+    """Begin work(chunk) for each of `chunks` numbers, which leaves what it finds in memory that is shared.
+
+    None: it can't be begun here (one processor, other threads, no process to be had), and nothing was.
+    """
+    workers = min(processors(), chunks)
+    if workers < 2 or chunks > _PIPE or not _alone():
+        return None
+    children: list[_Child] = []
+    numbers = _numbers(chunks)
+    try:
+        for _ in range(workers):
+            children.append(_fork(numbers, work, children))
+    except OSError:
+        _end(children)
+        return None
+    finally:
+        os.close(numbers)
+    return Begun(children)
+
+
 def _alone() -> bool:
     """Is this the only thread of the process, those of C libraries counted?"""
     try:
@@ -51,9 +89,7 @@ def _alone() -> bool:
 
 
 def _forked(chunks: int, work: Callable[[int], Any], workers: int) -> Iterator[tuple[int, Any]]:
-    numbers, feed = os.pipe()
-    os.write(feed, b"".join(chunk.to_bytes(4, "little") for chunk in range(chunks)))
-    os.close(feed)
+    numbers = _numbers(chunks)
     children: list[_Child] = []
     waiting = set(range(chunks))
     try:
@@ -69,6 +105,14 @@ def _forked(chunks: int, work: Callable[[int], Any], workers: int) -> Iterator[t
         os.close(numbers)
         _end(children)
     yield from ((chunk, work(chunk)) for chunk in sorted(waiting))
+
+
+def _numbers(chunks: int) -> int:
+    """A pipe with the number of every chunk in it: whoever is free reads the next."""
+    numbers, feed = os.pipe()
+    os.write(feed, b"".join(chunk.to_bytes(4, "little") for chunk in range(chunks)))
+    os.close(feed)
+    return numbers
 
 
 def _fork(numbers: int, work: Callable[[int], Any], others: list[_Child]) -> _Child:

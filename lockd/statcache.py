@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import marshal
 import os
+import stat
 import sys
 import time
 from array import array
@@ -60,6 +61,10 @@ class Page:
     def row(self, index: int) -> bytes:
         """The packed row of the name at `index`."""
         return self.rows[index * ROW : (index + 1) * ROW]
+
+    def is_file(self, index: int) -> bool:
+        """Is the name at `index` a regular file?"""
+        return stat.S_ISREG(array("q", self.row(index))[0])
 
     def size(self, index: int) -> int:
         """The size in bytes of the name at `index`."""

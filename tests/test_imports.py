@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "names",
         "pool",
         "hashing",
+        "ahead",
         "statcache",
         "walk",
         "entries",

@@ -42,6 +42,9 @@ def look_at(rule: PythonRule, look: Look) -> Seen:
     unlisted = next((trouble for trouble in ground.troubles() if trouble.path in ground.trees), None)
     if unlisted is not None:
         return Seen((Unknown("python", rule.name, f"{shown(unlisted.path)}: {unlisted.reason}"),))
+    if rule.integrity == "full":
+        for tree in ground.trees.values():
+            look.disk.foresee(tree, lambda name: not name.endswith(".pyc"))
     seen = _Known(rule, look, interpreter, ground).seen()
     notes = next(fact for fact in seen.facts if fact.kind == "notes")
     assert isinstance(notes, Fact)
