@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lockd.gates import site
+from lockd.gates import compiled, site
 from lockd.gates.hook import which
 from lockd.probes.python import hook
 from tests.gating import Gated, gated, write_policy
@@ -131,11 +131,56 @@ def test_what_is_no_launch_passes(shared: Gated, words: tuple[str, ...]) -> None
 
 
 def test_nothing_is_imported_where_no_launch_is(scene: Gated) -> None:
-    words = ("-c", "import sys; print(*sorted(sys.modules))")
-    within = set(scene.launch(*words).out.split())
+    text = "import sys; print(*sorted(sys.modules))"
+    script = scene.file("job/names.py", text)
+    within = [set(scene.launch(*words).out.split()) for words in (("-c", text), (script,))]
     assert scene.lockd("gate", "remove", "site").code == 0
-    more = within - set(scene.launch(*words).out.split())
-    assert more - {"encodings.utf_8_sig"} == {"lockd_gate"}  # Python 3.13 on decodes any .pth with that
+    without = [set(scene.launch(*words).out.split()) for words in (("-c", text), (script,))]
+    decoder = {"encodings.utf_8_sig"}  # Python 3.13 on decodes any .pth with that
+    assert [one - other - decoder for one, other in zip(within, without, strict=True)] == [set(), {"lockd_gate"}]
+
+
+def test_no_start_compiles_the_hook(scene: Gated) -> None:
+    """Its byte-code is put in with it: many may write none (a read-only environment, a variable in an image)."""
+    script = scene.file("job/other.py", "pass\n")
+    done = scene.launch("-v", script, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    (made,) = scene.site_packages.glob("__pycache__/lockd_gate.*.pyc")
+    assert done.code == 0 and f"# {made} matches {scene.hook}" in done.err
+    assert scene.verify("--full").code == 0
+
+
+def test_a_link_in_the_place_of_the_byte_code_is_not_followed(scene: Gated) -> None:
+    assert scene.lockd("gate", "remove", "site").code == 0
+    victim = scene.root / "victim"
+    victim.mkdir()
+    shutil.rmtree(scene.site_packages / "__pycache__", ignore_errors=True)
+    (scene.site_packages / "__pycache__").symlink_to(victim)
+    scene.install()
+    assert list(victim.iterdir()) == []
+
+
+def test_a_base_that_others_may_write_is_not_started(tmp_path: Path) -> None:
+    """A user's interpreter of another version stays unstarted by whoever installs for that user."""
+    other = "python3.99"
+    folder = tmp_path / "venv" / "lib" / other / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "lockd_gate.py").write_text("HOOK = {}\n")
+    base = tmp_path / "venv" / "bin" / "python"
+    base.parent.mkdir()
+    base.write_text(f'#!/bin/sh\ntouch {tmp_path}/started\nexec {sys.executable} "$@"\n')
+    base.chmod(0o777)
+    assert not compiled.put(str(folder / "lockd_gate.py")) and not (tmp_path / "started").exists()
+    base.chmod(0o755)
+    assert compiled.put(str(folder / "lockd_gate.py")) and (tmp_path / "started").exists()
+    assert len(list(folder.glob("__pycache__/lockd_gate.*.pyc"))) == 1
+
+
+def test_a_hook_with_the_line_of_an_earlier_lockd_is_of_another_version(scene: Gated) -> None:
+    (scene.site_packages / "lockd-gate.pth").write_text("import lockd_gate\n")
+    answer = scene.verify()
+    assert (answer.code, answer.facts) == (1, ["python:train"]) and "of another version" in answer.out
+    scene.install()
+    assert scene.verify().code == 0
 
 
 # -- what belongs to a launch

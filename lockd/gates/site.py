@@ -3,7 +3,7 @@
 Always holds: two files in the first site folder, written aside and renamed in, the module before the `.pth` that loads
 it, taken out in the other order; with the last policy they go without a trace, byte-code included. What was put in is
 recorded in the state (`hooks.json`) by digest, so that the probe knows it for no drift and misses it when it is gone.
-Never: runs the environment's Python, touches a file there that is not the hook, or leaves half a hook.
+Never: runs what is installed in the environment, touches a file there that is not the hook, or leaves half a hook.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockd import atomic
 from lockd.errors import LockdError, UsageError
+from lockd.gates import compiled
 from lockd.plain import dataclass
 from lockd.probes.python import hook
 
@@ -185,6 +186,7 @@ def put(where: Place, module: bytes) -> None:
             if os.path.islink(path):
                 os.unlink(path)
         atomic.write(os.path.join(where.folder, MODULE), module)
+        compiled.put(os.path.join(where.folder, MODULE))
         atomic.write(os.path.join(where.folder, PTH), PTH_TEXT.encode())
     except OSError as error:
         raise _unwritable(where, error) from None

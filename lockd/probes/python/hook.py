@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from lockd.disk import Disk, Trouble
 
 MODULE, PTH = "lockd_gate.py", "lockd-gate.pth"
-PTH_TEXT = "import lockd_gate\n"
+# a prompt, a script on standard input and `-c` are no launch that a policy could name: these pay for this line alone
+PTH_TEXT = """import sys; getattr(sys, "orig_argv", "??")[1:2] in ([], ["-c"]) or __import__("lockd_gate")\n"""
+_EARLIER = ("import lockd_gate\n",)  # of hooks that an earlier lockd put in
 RECORD = "hooks.json"  # in the state: environment → digest of the hook that was put into it
 FILLED = "HOOK = "  # the line that an install fills in
 _SEAL = "# seal: "
@@ -46,14 +48,15 @@ def judged(module: bytes | None, pth: bytes | None, recorded: str | None = None)
     if module is None and pth is None:
         return None
     digest = "sha256:" + hashlib.sha256((pth or b"-") + b"\0" + (module or b"-")).hexdigest()
-    if module is None or pth is None or pth != PTH_TEXT.encode():
+    if module is None or pth is None or pth not in [text.encode() for text in (PTH_TEXT, *_EARLIER)]:
         return Hook(digest, "changed")
     if digest == recorded:
         return Hook(digest, "genuine")
     text = module.decode("utf-8", "surrogateescape")
     if not is_sealed(text):
         return Hook(digest, "changed")
-    return Hook(digest, "genuine" if _code(text) == _code(sealed(template())) else "version")
+    is_this = pth == PTH_TEXT.encode() and _code(text) == _code(sealed(template()))
+    return Hook(digest, "genuine" if is_this else "version")
 
 
 def read(folder: str, recorded: str | None = None) -> Hook | None:
