@@ -57,12 +57,14 @@ def _switches(module: ModuleType, verb: str, arguments: Sequence[str]) -> Any:
         if word in ("--json", "--debug") or (word in known and "verb" in given):
             given[_name(word)] = True
         elif word == "--policy":
-            given["policy"] = next(words, "")
+            given["policy"] = value = next(words, "")
+            if value[:1] in ("", "-"):  # no value, or an option in its place
+                return None
         elif word != verb or "verb" in given:
             return None
         else:
             given["verb"] = verb
-    if "verb" not in given or given.get("policy", "?")[:1] in ("", "-"):  # no value, or an option in its place
+    if "verb" not in given:
         return None
     return SimpleNamespace(run=module.run, **{"policy": None, **given})
 

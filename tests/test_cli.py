@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lockd import __version__, arguments, commands
@@ -149,6 +149,7 @@ WORDS = st.sampled_from(
 )
 
 
+@example(["verify", "--policy", "--full", "--policy", "x.toml"])
 @given(st.lists(WORDS, max_size=6))
 def test_the_quick_way_reads_arguments_as_argparse_does(words: list[str]) -> None:
     quick = arguments._switches(verify, "verify", words)

@@ -24,7 +24,10 @@ def notify(*lines: str) -> bool:
         from systemd import daemon
     except ImportError:
         return _datagram(os.environ["NOTIFY_SOCKET"], text)
-    return bool(daemon.notify(text))
+    try:
+        return bool(daemon.notify(text))
+    except OSError:  # the manager's socket is gone
+        return False
 
 
 def _datagram(address: str, text: str) -> bool:
