@@ -118,7 +118,11 @@ def _to_journal(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
     except ImportError:
         _send(datagram(fields))
     else:
-        journal.send(fields.pop("MESSAGE"), **fields)
+        clean = {name: value.encode("utf-8", "backslashreplace").decode() for name, value in fields.items()}
+        try:  # it raises where `_send` loses a line, and takes no surrogates (names that are not UTF-8)
+            journal.send(clean.pop("MESSAGE"), **clean)
+        except OSError:
+            pass
     raise structlog.DropEvent
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,6 +125,38 @@ def _parsed(data: bytes) -> dict[str, str]:
         fields[name.decode()] = value.decode()
         data = rest
     return fields
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_a_name_that_is_not_utf8_reaches_the_journal_escaped(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd-python takes no surrogates: a path of the full read would have ended the pass, each time anew."""
+    sent: list[dict[str, str]] = []
+    if library:
+        journal = pytest.importorskip("systemd.journal")
+        monkeypatch.setattr(journal, "sendv", lambda *parts: sent.append(_parsed(b"".join(map(_line, parts)))))
+    else:
+        monkeypatch.setitem(sys.modules, "systemd", None)
+        monkeypatch.setattr(log, "_send", lambda data: sent.append(_parsed(data)))
+    with pytest.raises(structlog.DropEvent):
+        log._to_journal(None, "error", {"event": "bytes_differ", "path": "/x/\udcff"})
+    (entry,) = sent
+    assert entry["LOCKD_PATH"] == "/x/\\udcff" and entry["MESSAGE_ID"] == log.EVENTS["bytes_differ"][1]
+
+
+def _line(part: str | bytes) -> bytes:
+    """What sd_journal_sendv makes of a part: strict UTF-8."""
+    return (part if isinstance(part, bytes) else part.encode()) + b"\n"
+
+
+def test_a_journal_that_is_gone_costs_systemd_python_a_line_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = pytest.importorskip("systemd.journal")
+
+    def gone(*_: object) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(journal, "sendv", gone)
+    with pytest.raises(structlog.DropEvent):
+        log._to_journal(None, "info", {"event": "started"})
 
 
 # -- systemd

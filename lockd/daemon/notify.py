@@ -19,7 +19,7 @@ def notify(*lines: str) -> bool:
     """Tell the manager; False where there is none to tell."""
     if not os.environ.get("NOTIFY_SOCKET"):
         return False
-    text = "\n".join(lines)
+    text = "\n".join(lines).encode("utf-8", "replace").decode()  # systemd-python takes no surrogates
     try:
         from systemd import daemon
     except ImportError:

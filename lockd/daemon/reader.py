@@ -51,7 +51,7 @@ class Reader(threading.Thread):
         done = float(place["done"])
         return {
             "done": stamp(done) if done else None,
-            "age_s": round(time.time() - done) if done else None,
+            "age_s": max(0, round(time.time() - done)) if done else None,
             "reading": bool(place["began"]),
             "files": place["files"],
             "bytes": place["bytes"],
