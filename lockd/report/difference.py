@@ -83,7 +83,7 @@ def _change(event: Event) -> dict[str, Any]:
 def _paragraph(one: Finding, evidence: Evidence, *, brought: bool, colour: bool) -> Iterator[str]:
     indent = "    " if brought else "  "
     yield f"{indent}{text.paint(f'{one.change:10}', one.severity, colour)} {text.safe(one.message)}"
-    details = list(_attribute_lines(one))
+    details = list(attribute_lines(one))
     if one.files is not None and any(name not in one.message for name in one.files.examples):
         details.append(text.files_line(one.files))
     details += _when(one, evidence)
@@ -124,7 +124,8 @@ def _gap_lines(evidence: Evidence, listed: Iterable[Finding]) -> Iterator[str]:
         yield f"{_many(undated, 'difference')} without any mark in the log"
 
 
-def _attribute_lines(one: Finding) -> Iterator[str]:
+def attribute_lines(one: Finding) -> Iterator[str]:
+    """`cuda: 12.8 → 13.0`, a line an attribute that changed."""
     if one.change == "changed":
         yield from (f"{name}: {_value(old)} → {_value(new)}" for name, (old, new) in sorted(one.attributes.items()))
 

@@ -154,8 +154,10 @@ def whom(by: Mapping[str, Any] | None) -> str:
         return ""
     if by.get("confidence") == "not observed":
         return f"by whom was not observed ({by.get('reason', 'no reason told')})"
-    command = by.get("cmdline") or [by.get("exe", "?")]
+    command = by.get("cmdline") or ([by["exe"]] if by.get("exe") else [])
     told = ", ".join(str(by[name]) for name in ("user", "origin") if by.get(name))
+    if not command:
+        return f"by {told or '?'}"
     return f"by {' '.join(map(str, command))}" + (f" ({told})" if told else "")
 
 
