@@ -76,6 +76,7 @@ class Store:
 
     def __init__(self, path: str, connection: sqlite3.Connection, notices: tuple[str, ...] = ()) -> None:
         self.path, self._connection, self.notices = path, connection, notices
+        connection.text_factory = _text
 
     def __enter__(self) -> Store:
         return self
@@ -294,7 +295,8 @@ class Store:
         """Prove the log: the number of the first entry that was changed, moved or removed; None when all is whole."""
         previous, expected = GENESIS, 1
         for *fields, digest, before in self.rows(f"SELECT {_EVENT} FROM events ORDER BY id"):  # noqa: S608
-            if fields[0] != expected or before != previous or chained(previous, tuple(fields)) != digest:
+            foreign = any(isinstance(field, bytes) for field in fields)  # a BLOB that no lockd wrote: it has no hash
+            if foreign or fields[0] != expected or before != previous or chained(previous, tuple(fields)) != digest:
                 return expected
             previous, expected = digest, expected + 1
         ended = self.rows("SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)")[0][0]
@@ -387,7 +389,30 @@ def chained(previous: str, fields: tuple[Any, ...]) -> str:
     return hashlib.sha256(json.dumps([previous, *fields]).encode()).hexdigest()
 
 
+def _text(raw: bytes) -> str:
+    """Text of the file; bytes that are not UTF-8 (a hand, a bad disk) stay apart from any text: the hash tells."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _shown(field: Any) -> Any:
+    """A field as it can be printed: bytes that are no text escaped."""
+    raw = field.encode("utf-8", "surrogateescape") if isinstance(field, str) and not field.isascii() else field
+    return raw.decode("utf-8", "backslashreplace") if isinstance(raw, bytes) else field
+
+
 def _logged(row: tuple[Any, ...]) -> Logged:
-    number, at, kind, fact, message, by, run, generation, state, digest, previous = row
-    event = Event(at, kind, message, fact, None if by is None else json.loads(by), run, generation, state)
+    number, *rest = map(_shown, row)
+    at, kind, fact, message, by, run, generation, state, digest, previous = rest
+    event = Event(at, kind, message, fact, None if by is None else _who(by), run, generation, state)
     return Logged(number, event, digest, previous)
+
+
+def _who(text: str) -> Mapping[str, Any]:
+    """Who an entry names; of an entry that was changed by hand, that it could not be read."""
+    try:
+        by = json.loads(text)
+    except (ValueError, RecursionError):
+        by = None
+    if isinstance(by, dict):
+        return by
+    return {"confidence": "not observed", "reason": "the entry was changed: lockd log --check", "text": text[:200]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sqlite3
@@ -159,6 +160,11 @@ def test_every_entry_is_bound_to_the_one_before(opened: Store) -> None:
         ("DELETE FROM events WHERE id = 5", 5),
         ("DELETE FROM events", 1),
         ("UPDATE events SET id = 9 WHERE id = 4", 4),
+        ("UPDATE events SET message = CAST(x'ff80' AS TEXT) WHERE id = 3", 3),
+        ("UPDATE events SET at = CAST(x'ff80' AS TEXT) WHERE id = 1", 1),
+        ("UPDATE events SET by = x'00ff' WHERE id = 2", 2),
+        ("UPDATE events SET by = 'not json' WHERE id = 2", 2),
+        ("UPDATE events SET hash = x'00ff' WHERE id = 5", 5),
     ],
 )
 def test_the_first_broken_entry_is_named(opened: Store, tamper: str, broken: int) -> None:
@@ -167,6 +173,25 @@ def test_the_first_broken_entry_is_named(opened: Store, tamper: str, broken: int
     with opened.transaction():
         opened.change(tamper)
     assert opened.check_chain() == broken
+    assert all(json.dumps(one.event._asdict()) for one in opened.events())  # and what is there can be shown
+
+
+def test_bytes_are_not_taken_for_the_escapes_that_stood_there(opened: Store) -> None:
+    opened.append(Event("2026", "drift", r"edited: \xff"))
+    with opened.transaction():
+        opened.change("UPDATE events SET message = CAST(CAST('edited: ' AS BLOB) || x'ff' AS TEXT)")
+    assert opened.events()[0].event.message == r"edited: \xff"
+    assert opened.check_chain() == 1
+
+
+@pytest.mark.parametrize("by", ["'not json'", "'[1]'", "'7'", "x'00ff'", "CAST(x'ff80' AS TEXT)"])
+def test_an_entry_whose_who_was_changed_by_hand_is_told_so(opened: Store, by: str) -> None:
+    opened.append(Event("2026", "drift", "m", by={"pid": 1}))
+    with opened.transaction():
+        opened.change(f"UPDATE events SET by = {by}")
+    who = opened.events()[0].event.by
+    assert who is not None
+    assert who["reason"] == "the entry was changed: lockd log --check"
 
 
 # -- the file
