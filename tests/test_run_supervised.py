@@ -238,7 +238,7 @@ def test_a_new_size_reaches_the_command(good: Scene) -> None:
         "import os, signal, time\n"
         "signal.signal(signal.SIGWINCH, lambda *_: print('now', *os.get_terminal_size(1), flush=True))\n"
         "print('ready', flush=True)\n"
-        "for _ in range(100): time.sleep(0.05)\n"
+        "for _ in range(600): time.sleep(0.05)\n"
     )
     terminal = Terminal(good, *LOCKD, "run", *METRIC, "--", sys.executable, "-I", "-c", code)
     try:
