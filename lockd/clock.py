@@ -19,12 +19,30 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WORDS = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "hr": "h", "day": "d", "week": "w"}
 _AGO = r"(?:(\d+)|an?)\s*([a-z]+)(?:\s+ago)?"
 _DAY = r"(?:(today|yesterday)\b\s*)?(?:at\s+)?(?:(\d{1,2}):(\d{2})(?::(\d{2}))?)?"
+STEP = 1.0  # seconds; what the wall clock may differ by without having been set
 HINT = "say `2 hours ago`, `90m`, `yesterday 18:00`, `18:00` or an ISO time such as 2026-11-30T18:00Z"
 
 
 def stamp(at: float | None = None) -> str:
     """A time (seconds since the epoch; now if none is given) as `2026-11-30T19:04:11Z`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+class Steps:
+    """Notices that the wall clock was set, by the clock that nobody sets (time since the boot, sleep included)."""
+
+    def __init__(self) -> None:
+        self._ahead = _ahead()
+
+    def taken(self) -> float:
+        """Seconds by which the clock was set since the last call, below 0 for back; 0.0 if by less than STEP."""
+        before, self._ahead = self._ahead, _ahead()  # a clock that is slewed moves on with every call
+        step = self._ahead - before
+        return step if abs(step) >= STEP else 0.0
+
+
+def _ahead() -> float:
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def parse_time(text: str, now: datetime) -> datetime:

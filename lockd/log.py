@@ -43,6 +43,7 @@ EVENTS: Mapping[str, tuple[str, str]] = {
     "bytes_differ": ("error", "e7c8c77a2e5d40cf9dbb17de922c8e2b"),
     "full_read": ("info", "29c80e68508c47468a73782d22fd3573"),
     "launch_ungated": ("warning", "a7beffd5a22c4e6dab2185f136921e8a"),
+    "clock_stepped": ("warning", "24ec0fe3fd3f4546981a03e921c11f4e"),
     "socket_odd": ("warning", "b22680fd84584f2fb5b0843dae9c0161"),
     "failed": ("error", "8a6ddca2e5be420a9614daef91bc6826"),
 }

@@ -1,7 +1,8 @@
 """The slow full read: every byte whose digest is taken on trust, again and again, at idle priority and a bounded rate.
 
 Always holds: a file is judged only if its row was the same before and after reading; bytes that differ under the
-same row are handed to the Disk and looked at as a change. It goes on where it stopped, over restarts.
+same row are handed to the Disk and looked at as a change. It goes on where it stopped, over restarts. When it is due
+and how old it is go by the clock that nobody sets, wherever the wall clock was set to meanwhile.
 Never: holds up a look for longer than one folder's names take, or reads faster than RATE.
 """
 
@@ -43,15 +44,16 @@ class Reader(threading.Thread):
         self._rate, self._every = rate, every
         self._end = threading.Event()
         self._kept_at = 0.0
+        self._done_at: float | None = None  # when the last pass ended, by the time since the boot
         self.place: dict[str, Any] = {"after": "", "began": 0.0, "done": 0.0, "bytes": 0, "files": 0, "differ": 0}
 
     def told(self) -> dict[str, Any]:
         """For status: when the last pass ended, and how far this one is."""
         place = self.place
-        done = float(place["done"])
+        done, done_at = float(place["done"]), self._done_at
         return {
             "done": stamp(done) if done else None,
-            "age_s": max(0, round(time.time() - done)) if done else None,
+            "age_s": None if done_at is None else round(_since_boot() - done_at),
             "reading": bool(place["began"]),
             "files": place["files"],
             "bytes": place["bytes"],
@@ -67,7 +69,7 @@ class Reader(threading.Thread):
         _be_idle()
         self._recall()
         while not self._end.wait(self._pause()):
-            if not self._decider.ready.is_set() or time.time() < self.place["done"] + self._every:
+            if not self._decider.ready.is_set() or self._left() > 0:
                 continue
             try:
                 self.one_pass()
@@ -77,8 +79,12 @@ class Reader(threading.Thread):
 
     def _pause(self) -> float:
         """Seconds until it is worth another thought: an idle daemon sleeps."""
-        left = self.place["done"] + self._every - time.time()
+        left = self._left()
         return 1.0 if left < 60 or not self._decider.ready.is_set() else min(left, 600.0)
+
+    def _left(self) -> float:
+        """Seconds until the next pass is due."""
+        return 0.0 if self._done_at is None else self._done_at + self._every - _since_boot()
 
     def one_pass(self) -> None:
         """Read on from the kept place to the end."""
@@ -92,6 +98,7 @@ class Reader(threading.Thread):
             self._keep(_KEEP)
         self._say("full_read", files=self.place["files"], bytes=self.place["bytes"], differ=self.place["differ"])
         self.place |= {"after": "", "began": 0.0, "done": time.time()}
+        self._done_at = _since_boot()
         self._keep(0)
         self._mark()
 
@@ -141,6 +148,8 @@ class Reader(threading.Thread):
             pass  # from the beginning
         if self.place["done"] > time.time():  # the clock was put back
             self.place["done"] = 0.0
+        done = float(self.place["done"])
+        self._done_at = _since_boot() - (time.time() - done) if done else None
 
     def _keep(self, every: float) -> None:
         path = self._path()
@@ -161,6 +170,11 @@ class Reader(threading.Thread):
                 atomic.write_scratch(os.path.join(self._state.folder, FULL_LOOK), b"")
             except OSError:
                 pass
+
+
+def _since_boot() -> float:
+    """Seconds, those asleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _be_idle() -> None:

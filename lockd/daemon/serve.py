@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockd import __version__, log, policy, state
-from lockd.clock import stamp
+from lockd.clock import Steps, stamp
 from lockd.daemon import notify, place
 from lockd.daemon import status as statuses
 from lockd.daemon.decide import Decider, Question
@@ -78,6 +78,7 @@ class Daemon:
         self.server = Server(listeners, self._handle, self._waiting_for)
         self._stopping = self._hangup = self._ready = False
         self._beat, self._beat_at = -1, time.monotonic()
+        self._clock = Steps()
 
     # -- life
 
@@ -113,6 +114,11 @@ class Daemon:
             notify.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
             self.decider.reload()
             notify.notify("READY=1")
+        step = self._clock.taken()
+        if step:  # every timer goes by another clock; the stamps of the log do not, and its numbers keep the order
+            log.say("clock_stepped", seconds=round(step, 1))
+            text = f"the clock was put {'forward' if step > 0 else 'back'} by {abs(step):.0f} s"
+            self.scribe.event(Event(stamp(), "daemon", text))
         if not self._ready and self.decider.ready.is_set():
             self._ready = True
             notify.notify("READY=1", f"STATUS={self.decider.standing.verdict}")

@@ -70,7 +70,7 @@ def mark(
         if old is not None and old.key == key and not old.unseen:
             marks[finding.fact] = old
         elif old is not None and old.key == key:
-            late = [hint for hint in own(finding.fact) if hint.at - old.unseen <= _LATE]
+            late = [hint for hint in own(finding.fact) if abs(hint.at - old.unseen) <= _LATE]
             marks[finding.fact] = Mark(key, old.since, writer(late).as_dict()) if late else old
         else:
             marks[finding.fact] = _new(finding, key, old, own(finding.fact), now)
