@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SCRATCH = ("/tmp", "/dev/shm")  # noqa: S108  asked for their free room alone
 _USERS = 32  # processes on the GPUs that are named
-_DEVICES = "/dev/nvidia"
+DEVICES = "/dev/nvidia"
 _OF_GPU = ("temperature", "clock", "throttle", "pcie_now")  # what the probe tells of this moment
 
 
@@ -39,10 +39,10 @@ def gpu_users(own: int | None = None) -> Iterator[dict[str, Any]]:
         return
     left = _USERS
     for pid in _pids():
-        devices = _devices(pid)
-        if devices and pid != own and left:
+        held = devices(pid)
+        if held and pid != own and left:
             left -= 1
-            yield {"pid": pid, "name": _name(pid), "devices": devices}
+            yield {"pid": pid, "name": _name(pid), "devices": held}
 
 
 def _pids() -> list[int]:
@@ -52,13 +52,13 @@ def _pids() -> list[int]:
         return []
 
 
-def _devices(pid: int) -> list[str]:
-    """The numbered GPUs that a process has open; `nvidiactl` and the like say nothing about which."""
+def devices(pid: int, *more: str) -> list[str]:
+    """The numbered GPUs that a process has open, and those of `more`; `nvidiactl` and the like tell of none."""
     folder, found = f"/proc/{pid}/fd", set()
     try:
         for name in os.listdir(folder):
             target = os.readlink(f"{folder}/{name}")
-            if target.startswith(_DEVICES) and target[len(_DEVICES) :].isdigit():
+            if target in more or (target.startswith(DEVICES) and target[len(DEVICES) :].isdigit()):
                 found.add(target)
     except OSError:  # gone, or another user's
         pass

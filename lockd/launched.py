@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lockd.facts import shown
 from lockd.probes import paths
-from lockd.probes.argv import PYTHON
+from lockd.processes import is_python
 from lockd.secrets import mask_argv
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def launches(policy: Policy) -> list[tuple[int, str]]:
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != os.getpid():
             words = _words(int(name))
-            if words and _is_python(int(name), words[0]) and _is_launch(policy, int(name), words):
+            if words and is_python(int(name), words) and _is_launch(policy, int(name), words):
                 found.append((int(name), shown(" ".join(mask_argv(words)))[:_LONGEST]))
     return sorted(found)
 
@@ -42,15 +42,6 @@ def _words(pid: int) -> list[str]:
             return os.fsdecode(file.read(1 << 16)).split("\0")[:-1]
     except OSError:  # gone meanwhile
         return []
-
-
-def _is_python(pid: int, word: str) -> bool:
-    if PYTHON.fullmatch(os.path.basename(word)):
-        return True
-    try:
-        return bool(PYTHON.fullmatch(os.path.basename(os.readlink(f"/proc/{pid}/exe"))))
-    except OSError:
-        return False
 
 
 def _is_launch(policy: Policy, pid: int, words: list[str]) -> bool:

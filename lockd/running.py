@@ -2,7 +2,8 @@
 what lies on disk.
 
 Always holds: a mapped file counts as replaced when its inode is gone from its path; a script when it changed after the
-process began. What may not be read (another user's) is said. Of a launcher and its ranks the outermost is told.
+process began. An editor or a pager that has the script open is no launch. What may not be read (another user's) is
+said. Of a launcher and its ranks the outermost is told.
 Never: stops, traces or signals a process, or takes a name for an identity: pid and start time are.
 """
 
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lockd import globs, lineage
 from lockd.facts import shown
 from lockd.init.process import launched
-from lockd.plain import dataclass
+from lockd.plain import dataclass, replace
+from lockd.processes import is_python
 from lockd.secrets import mask_argv
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class Running:
 def launches(policy: Policy, *, loaded: bool = True) -> list[Running]:
     """The policy's launches that run now. loaded: look at what they have mapped, too."""
     found = {one.pid: one for one in _matching(policy)}
-    outermost = [one for one in found.values() if not any(row.pid in found for row in _above(one.pid))]
+    outermost = [one for one in found.values() if not any(row.pid in found for row in above(one.pid))]
     return [_with_loaded(one) if loaded else one for one in sorted(outermost, key=lambda one: one.pid)]
 
 
@@ -124,41 +126,48 @@ def parse_maps(text: str) -> list[Mapped]:
     return list(found)
 
 
-def _above(pid: int) -> Iterator[lineage.Row]:
+def above(pid: int) -> Iterator[lineage.Row]:
+    """The ancestors of a process, itself left out."""
     return (row for row in lineage.ancestors(pid) if row.pid != pid)
 
 
+def pids() -> list[int]:
+    """Every process that /proc shows, this one aside."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+
+
 def _matching(policy: Policy) -> Iterator[Running]:
-    scripts = policy.launch.scripts
-    if not scripts and not policy.launch.modules:
+    if not policy.launch.scripts and not policy.launch.modules:
         return
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            one = _process(int(name), policy)
-            if one is not None:
-                yield one
+    for pid in pids():
+        one, module = process(pid)
+        if one is not None and _is_named(policy, one.script, module) and is_python(pid, one.argv):
+            yield replace(one, argv=mask_argv(one.argv))
 
 
-def _process(pid: int, policy: Policy) -> Running | None:
-    """The process as a launch of the policy; None if it is none, or ended."""
-    row = lineage.row(pid)
+def _is_named(policy: Policy, script: str, module: str) -> bool:
+    if module:
+        return module in policy.launch.modules
+    return bool(script) and any(is_script(script, pattern) for pattern in policy.launch.scripts)
+
+
+def process(pid: int) -> tuple[Running | None, str]:
+    """A process, its arguments not masked yet, and the module that it runs; None where it is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             argv = tuple(os.fsdecode(word) for word in file.read(1 << 20).split(b"\0")[:-1])
         uid = os.stat(f"/proc/{pid}").st_uid
     except OSError:
-        return None
-    if row is None or not argv or row.state in "ZX":
-        return None
-    script, module = launched(argv, _cwd(pid))
-    if module and module in policy.launch.modules:
-        return Running(pid, row.start, started(row.start), mask_argv(argv), module, uid)
-    if script and any(is_script(script, pattern) for pattern in policy.launch.scripts):
-        return Running(pid, row.start, started(row.start), mask_argv(argv), script, uid)
-    return None
+        return None, ""
+    row = lineage.row(pid) if argv else None
+    if row is None or row.state in "ZX":
+        return None, ""
+    script, module = launched(argv, folder(pid))
+    return Running(pid, row.start, started(row.start), argv, script or module, uid), module
 
 
-def _cwd(pid: int) -> str:
+def folder(pid: int) -> str:
+    """Where a process is; "/" where that can't be told."""
     try:
         return os.readlink(f"/proc/{pid}/cwd")
     except OSError:

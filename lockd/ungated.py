@@ -11,15 +11,13 @@ Never: stops or traces a process, waits for a file, or decides whether a gate ad
 from __future__ import annotations
 
 import os
-import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lockd import globs, lineage, running
-from lockd.init.process import launched
+from lockd import conditions, globs, running
 from lockd.plain import dataclass, replace
-from lockd.probes.argv import PYTHON
+from lockd.processes import is_python, mapped
 from lockd.running import Running
 from lockd.secrets import mask_argv
 
@@ -27,9 +25,8 @@ if TYPE_CHECKING:
     from lockd.rules import Policy
     from lockd.state import State
 
-DEVICES, AMD = "/dev/nvidia", "/dev/kfd"
+AMD = "/dev/kfd"
 _SCRIPT = 1 << 20  # bytes of a script that are compared
-_EXTENSION = re.compile(r"\.(?:cpython-3|abi3|pypy3)[^/]*\.so$")  # mapped by Python alone
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,12 @@ def suspects(policy: Policy) -> list[Suspect]:
     found = {one.process.pid: one for one in _named(policy)} if named else {}
     for pid, devices in (_holders() if named or policy.gpu is not None else {}).items():
         known = found.get(pid)
-        process = None if known is not None else _process(pid)[0]
+        process = None if known is not None else running.process(pid)[0]
         if known is not None:
             found[pid] = replace(known, gpus=devices)
         elif process is not None:
             found[pid] = Suspect(process, f"it holds {', '.join(devices)}", devices)
-    outermost = [one for pid, one in sorted(found.items()) if not any(row.pid in found for row in _above(pid))]
+    outermost = [one for pid, one in sorted(found.items()) if not any(row.pid in found for row in running.above(pid))]
     return [replace(one, process=replace(one.process, argv=mask_argv(one.process.argv))) for one in outermost]
 
 
@@ -62,8 +59,8 @@ def _named(policy: Policy) -> Iterator[Suspect]:
     launch = policy.launch
     scripts = _scripts(policy)
     sizes, names = {len(text) for text in scripts.values()}, {os.path.basename(path) for path in scripts}
-    for pid in _pids():
-        one, module = _process(pid)
+    for pid in running.pids():
+        one, module = running.process(pid)
         if one is None:
             continue
         if module:
@@ -83,19 +80,6 @@ def _scripts(policy: Policy) -> dict[str, bytes]:
     """The scripts that the policy names, with their bytes."""
     paths = dict.fromkeys(path for pattern in policy.launch.scripts for path in globs.expand(pattern))
     return {path: text for path in paths if (text := _text(path))}
-
-
-def is_python(pid: int, argv: Iterable[str]) -> bool:
-    """Is it an interpreter, whatever its name? An editor that has the script open is none, even one that embeds it."""
-    first = next(iter(argv), "")
-    if PYTHON.fullmatch(os.path.basename(first)):
-        return True
-    try:
-        return bool(PYTHON.fullmatch(os.path.basename(os.readlink(f"/proc/{pid}/exe")))) or any(
-            map(_EXTENSION.search, _mapped(pid))
-        )
-    except OSError:
-        return False
 
 
 def is_admitted_elsewhere(own: State, pid: int) -> bool:
@@ -161,71 +145,14 @@ def _text(path: str, pid: int | None = None) -> bytes:
 
 def _holders() -> dict[int, tuple[str, ...]]:
     """The processes that compute on a GPU, with their devices, as far as this user may see."""
-    if not (os.path.exists(f"{DEVICES}ctl") or os.path.exists(AMD)):
+    if not (os.path.exists(f"{conditions.DEVICES}ctl") or os.path.exists(AMD)):
         return {}
-    found = {pid: _devices(pid) for pid in _pids()}
+    found = {pid: tuple(conditions.devices(pid, AMD)) for pid in running.pids()}
     return {pid: held for pid, held in found.items() if held and (AMD in held or _computes(pid))}
-
-
-def _devices(pid: int) -> tuple[str, ...]:
-    held = set()
-    try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-            if target == AMD or (target.startswith(DEVICES) and target[len(DEVICES) :].isdigit()):
-                held.add(target)
-    except OSError:  # gone, or another user's
-        pass
-    return tuple(sorted(held))
 
 
 def _computes(pid: int) -> bool:
     try:
-        return any(path == f"{DEVICES}-uvm" for path in _mapped(pid))
+        return f"{conditions.DEVICES}-uvm" in mapped(pid)
     except OSError:
         return False
-
-
-# -- processes
-
-
-def _process(pid: int) -> tuple[Running | None, str]:
-    """A process, its arguments not masked yet, and the module that it runs; None where it is gone."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            argv = tuple(os.fsdecode(word) for word in file.read(1 << 20).split(b"\0")[:-1])
-    except OSError:
-        return None, ""
-    row = lineage.row(pid) if argv else None
-    if row is None or row.state in "ZX":
-        return None, ""
-    script, module = launched(argv, folder(pid))
-    try:
-        uid = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None, ""
-    return Running(pid, row.start, running.started(row.start), argv, script or module, uid), module
-
-
-def folder(pid: int) -> str:
-    """Where a process is; "/" where that can't be told."""
-    try:
-        return os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        return "/"
-
-
-def _mapped(pid: int) -> Iterator[str]:
-    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            _, slash, rest = line.rstrip("\n").partition("/")
-            if slash:
-                yield slash + rest
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
-
-
-def _above(pid: int) -> Iterator[lineage.Row]:
-    return (row for row in lineage.ancestors(pid) if row.pid != pid)

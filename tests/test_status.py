@@ -48,6 +48,29 @@ def test_without_a_daemon_it_looks_itself(job: tuple[Scene, Path, Path]) -> None
     assert text.code == 0 and "none answers" in text.out and "those on disk" in text.out
 
 
+def test_who_reads_the_script_is_no_launch_and_an_interpreter_of_any_name_is(tmp_path: Path) -> None:
+    """A pager on the script runs nothing; a Python under another name does."""
+    from lockd import launched, policy
+
+    scene, script = pinned_file(tmp_path)
+    script.write_text("import _json, select, sys\nprint(1, flush=True)\nsys.stdin.read()\n")
+    scene.write_policy(f'[launch]\nscripts = ["{script}"]\n[[file]]\npath = "{script}"\n')
+    renamed = tmp_path / "bin" / "trainer"
+    renamed.parent.mkdir()
+    shutil.copy(Path(sys.executable).resolve(), renamed)
+    pipe, home = subprocess.PIPE, {"PYTHONHOME": sys.base_prefix}
+    tail = subprocess.Popen(["tail", "-f", str(script)], stdin=pipe, stdout=pipe)
+    job = subprocess.Popen([str(renamed), "-S", str(script)], stdin=pipe, stdout=pipe, env=home)
+    try:
+        assert tail.stdout and tail.stdout.readline() and job.stdout and job.stdout.readline()
+        assert [one["pid"] for one in scene.lockd("status", "--json").document["running"]] == [job.pid]
+        assert [pid for pid, _ in launched.launches(policy.load(str(scene.policy)))] == [job.pid]
+    finally:
+        for one in (tail, job):
+            one.kill()
+            one.communicate()
+
+
 def test_exit_code_is_the_verdicts(job: tuple[Scene, Path, Path]) -> None:
     scene, script, _ = job
     script.write_text("x = 2\n")

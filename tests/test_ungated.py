@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockd import policy, runs, ungated
+from lockd import conditions, policy, runs, ungated
 from lockd.rules import Policy
 from lockd.state import State
 from tests.scene import Scene
@@ -115,7 +115,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
         (folder / name).write_text("device")
-    monkeypatch.setattr(ungated, "DEVICES", str(folder / "nvidia"))
+    monkeypatch.setattr(conditions, "DEVICES", str(folder / "nvidia"))
     return folder
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lockd import origin, overrides, runs, ungated
+from lockd import origin, overrides, running, runs, ungated
 from lockd.facts import shown
 from lockd.gates import ending
 from lockd.look import Launch
@@ -106,7 +106,7 @@ class Rounds(threading.Thread):
 
     def _begin(self, store: Store, one: Suspect, report: Report) -> None:
         process = one.process
-        launch = Launch({}, ungated.folder(process.pid), process.argv, f"pid {process.pid}")
+        launch = Launch({}, running.folder(process.pid), process.argv, f"pid {process.pid}")
         who = origin.Origin(origin.user_name(process.uid), process.uid, process.pid)
         told: dict[str, Any] = {"why": f"no gate saw it start; {shown(one.why)}", "found": "by a scan of /proc"}
         if one.gpus:
