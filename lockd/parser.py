@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         where = " ".join(part for part in (self.prog.removeprefix("lockd").strip(), self.verb) if part)
-        if unknown == message:
-            raise UsageError(message, where=where, hint=f"lockd {where} --help".replace("  ", " "))
-        what = "unknown option" if unknown.startswith("-") else "too many arguments, from"
-        raise UsageError(f"{what} {unknown}", where=where, hint=f"lockd {where} --help".replace("  ", " "))
+        what = message
+        if unknown != message:
+            what = f"{'unknown option' if unknown.startswith('-') else 'too many arguments, from'} {unknown}"
+        raise UsageError(what, where=where, hint=" ".join(filter(None, ("lockd", where, "--help"))))

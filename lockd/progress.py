@@ -1,6 +1,7 @@
 """Progress of long work: one line on a terminal's stderr after the first second, nothing in a pipe.
 
-Always holds: the line is gone when the work is over.
+Always holds: the line is gone when the work is over. `checked` is the look of most commands: this launch, against the
+lock of the session.
 Never: writes to stdout.
 """
 
@@ -9,6 +10,11 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockd.check import Report
+    from lockd.session import Session
 
 _FIRST = 1.0  # seconds of silence
 _GIB = 1 << 30
@@ -42,3 +48,19 @@ class Progress:
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+
+def checked(session: Session, label: str, *, full: bool = False) -> Report:
+    """Look and compare, with progress."""
+    from lockd.check import check
+    from lockd.session import this_launch
+
+    with Progress(label) as progress:
+        return check(
+            session.policy,
+            state=session.state,
+            lock=session.lock,
+            launch=this_launch(),
+            full=full,
+            progress=progress,
+        )

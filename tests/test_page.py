@@ -135,6 +135,9 @@ def test_a_file_is_replaced_only_where_it_is_a_report(tmp_path: Path) -> None:
     assert answer.code == 2 and "is no report of lockd" in answer.err and target.read_text() == "mine"
     link = tmp_path / "link.html"
     link.symlink_to(script)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert scene.lockd("report", "-o", str(fifo)).code == 2
     assert scene.lockd("report", "-o", str(link)).code == 2 and script.read_text() == "x = 1\n"
     assert scene.lockd("report", "-o", str(tmp_path / "no" / "page.html")).code == 3
 

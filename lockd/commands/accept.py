@@ -210,9 +210,7 @@ def _wish(args: argparse.Namespace) -> Wish:
     from lockd.report.text import safe
 
     why = safe(secrets.mask(" ".join((args.message or "").split())))
-    return Wish(
-        safe(secrets.mask(why)), only, args.expect, tuple(args.allow_modified), bool(args.env_of or args.source)
-    )
+    return Wish(why, only, args.expect, tuple(args.allow_modified), bool(args.env_of or args.source))
 
 
 def _next(scene: Scene) -> int:

@@ -56,16 +56,11 @@ def _looker(session: Session) -> Callable[[], Report]:
     from functools import cache
 
     from lockd import cli, history
-    from lockd.check import check
-    from lockd.progress import Progress
-    from lockd.session import this_launch
+    from lockd.progress import checked
 
     @cache
     def look() -> Report:
-        with Progress("lockd diff") as progress:
-            report = check(
-                session.policy, state=session.state, lock=session.lock, launch=this_launch(), progress=progress
-            )
+        report = checked(session, "lockd diff")
         history.remember(session.state, report, cli.warn)
         return report
 

@@ -50,13 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _look(session: Session, reports: list[Report]) -> Report:
     from lockd import cli, history
-    from lockd.check import check
-    from lockd.progress import Progress
-    from lockd.session import this_launch
+    from lockd.progress import checked
 
-    with Progress("lockd export") as progress:
-        reports.append(
-            check(session.policy, state=session.state, lock=session.lock, launch=this_launch(), progress=progress)
-        )
+    reports.append(checked(session, "lockd export"))
     history.remember(session.state, reports[0], cli.warn)
     return reports[0]

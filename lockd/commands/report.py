@@ -26,11 +26,10 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from lockd import cli, history
-    from lockd.check import check
     from lockd.errors import UsageError
-    from lockd.progress import Progress
+    from lockd.progress import checked
     from lockd.report.page import page
-    from lockd.session import open_session, this_launch
+    from lockd.session import open_session
     from lockd.verdict import EXIT
 
     if args.json:
@@ -39,15 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _check_replaced(args.output)
     session = open_session(args)
-    with Progress("lockd report") as progress:
-        report = check(
-            session.policy,
-            state=session.state,
-            lock=session.lock,
-            launch=this_launch(),
-            full=args.full,
-            progress=progress,
-        )
+    report = checked(session, "lockd report", full=args.full)
     history.remember(session.state, report, cli.warn)
     for note in session.notes:
         cli.warn(note)
@@ -113,18 +104,21 @@ def _told(session: Session, report: Report, since: Any) -> Told:
 def _check_replaced(path: str) -> None:
     """Only an earlier report is written over."""
     import os
+    import stat
 
     from lockd.errors import UsageError
     from lockd.report.page import MARK
 
-    if not os.path.lexists(path):
-        return
+    head = b""
     try:
-        with open(path, "rb") as file:
-            head = file.read(1000)
+        if stat.S_ISREG(os.lstat(path).st_mode):  # to open a FIFO would wait for its writer
+            with open(path, "rb") as file:
+                head = file.read(1000)
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise UsageError(f"is there and can't be replaced: {error.strerror}", where=path) from None
-    if os.path.islink(path) or MARK.encode() not in head:
+    if MARK.encode() not in head:
         raise UsageError("is there and is no report of lockd", where=path, hint="name another file, or take it away")
 
 

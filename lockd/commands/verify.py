@@ -57,21 +57,12 @@ def _of_daemon(args: argparse.Namespace) -> int | None:
 
 def _direct(args: argparse.Namespace) -> int:
     from lockd import cli
-    from lockd.check import check
-    from lockd.progress import Progress
-    from lockd.session import open_session, this_launch
+    from lockd.progress import checked
+    from lockd.session import open_session
     from lockd.verdict import EXIT, strict
 
     session = open_session(args)
-    with Progress("lockd verify") as progress:
-        report = check(
-            session.policy,
-            state=session.state,
-            lock=session.lock,
-            launch=this_launch(),
-            full=args.full,
-            progress=progress,
-        )
+    report = checked(session, "lockd verify", full=args.full)
     _record(session, report)
     if args.full and session.state is not None:
         _mark_full_look(session.state)

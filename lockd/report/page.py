@@ -123,22 +123,18 @@ def _findings(report: Report) -> Iterator[str]:
 
 def _causes(listed: Sequence[Finding]) -> Iterator[str]:
     """A line a cause; what it brought is folded beneath it."""
-    names = {one.fact for one in listed}
     yield "<ul>"
-    for one in listed:
-        if one.because not in names:
-            brought = [other for other in listed if other.because == one.fact]
-            yield f"<li>{_cause(one)}"
-            if brought:
-                lines = "".join(f"<li>{_cause(other)}</li>" for other in brought)
-                yield f"<details><summary>{len(brought)} that it brought</summary><ul>{lines}</ul></details>"
-            yield "</li>"
+    for one, brought in text.causes(listed):
+        yield f"<li>{_cause(one)}"
+        if brought:
+            lines = "".join(f"<li>{_cause(other)}</li>" for other in brought)
+            yield f"<details><summary>{len(brought)} that it brought</summary><ul>{lines}</ul></details>"
+        yield "</li>"
     yield "</ul>"
 
 
 def _cause(one: Finding) -> str:
-    mark = "unknown" if one.change == "unreadable" and one.severity == "block" else one.severity
-    lines = [f"{_marked(mark)} {_text(one.message)}"]
+    lines = [f"{_marked(text.mark(one))} {_text(one.message)}"]
     if one.files is not None and one.files.examples:
         lines.append(f"<span class=dim>{_text(text.files_line(one.files))}</span>")
     seen = text.observed(one)
@@ -188,20 +184,10 @@ def _runs(told: Told) -> Iterator[str]:
 
 def _run(run: Run) -> tuple[object, ...]:
     notes = ", ".join(f"{name}={spoken(value)}" for name, value in run.notes.items())
-    verdict = str(run.body.get("verdict", "?")) + (" (overridden)" if "override" in run.body else "")
-    ends = ("runs", "-") if run.end is None else (run.end, run.exit)
-    told = ("-" if run.generation is None else run.generation, run_report.found_at(run), notes or "-")
-    return (
-        run.name,
-        run.start,
-        ends[0],
-        verdict,
-        ends[1],
-        *told,
-        run.body.get("user", "?"),
-        run.environment,
-        run.command,
-    )
+    end, code = ("runs", "-") if run.end is None else (run.end, run.exit)
+    generation = "-" if run.generation is None else run.generation
+    found = (run_report.found_at(run), notes or "-", run_report.user_of(run))
+    return run.name, run.start, end, run_report.verdict_of(run), code, generation, *found, run.environment, run.command
 
 
 def _chart(numbers: Sequence[float]) -> str:

@@ -67,15 +67,13 @@ def numbers_of(listed: Iterable[Run]) -> dict[str, list[float]]:
 
 
 def _row(run: Run, tops: Mapping[str, float], now: str) -> tuple[str, ...]:
-    body = run.body
-    verdict = str(body.get("verdict", "?")) + (" (overridden)" if "override" in body else "")
     command = run.command if len(run.command) <= _COMMAND else run.command[: _COMMAND - 1] + "…"
     notes = ", ".join(_note(name, value, tops) for name, value in run.notes.items())
     code = "-" if run.exit is None else str(run.exit)
     generation = "-" if run.generation is None else str(run.generation)
     environment = run.environment[:_ID] or "-"
-    head = (run.name, run.start, _took(run, now), verdict, code, generation, found_at(run))
-    return tuple(map(safe, (*head, environment, _user(run), notes, command)))
+    head = (run.name, run.start, _took(run, now), verdict_of(run), code, generation, found_at(run))
+    return tuple(map(safe, (*head, environment, user_of(run), notes, command)))
 
 
 def found_at(run: Run) -> str:
@@ -91,7 +89,13 @@ def _short(fact: str) -> str:
     return subject.rpartition("/")[2] or subject if kind in _LONG else fact
 
 
-def _user(run: Run) -> str:
+def verdict_of(run: Run) -> str:
+    """The verdict that a run began with, and whether an override let it."""
+    return str(run.body.get("verdict", "?")) + (" (overridden)" if "override" in run.body else "")
+
+
+def user_of(run: Run) -> str:
+    """Whose run it was."""
     return str(run.body.get("user", "?"))
 
 

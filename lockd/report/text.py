@@ -58,16 +58,24 @@ def verify(report: Report, verdict: str, *, colour: bool, every: bool = False) -
 
 def findings(listed: Sequence[Finding], colour: bool) -> list[str]:
     """The lines of findings: causes with what they brought folded beneath them."""
+    return [line for one, brought in causes(listed) for line in _cause(one, brought, colour)]
+
+
+def causes(listed: Sequence[Finding]) -> Iterator[tuple[Finding, list[Finding]]]:
+    """Findings that no other one brought, each with those that it brought, in their order."""
     names = {one.fact for one in listed}
     children: dict[str, list[Finding]] = {}
     for one in listed:
         if one.because in names:
             children.setdefault(str(one.because), []).append(one)
-    lines: list[str] = []
     for one in listed:
         if one.because not in names:
-            lines += _cause(one, children.get(one.fact, []), colour)
-    return lines
+            yield one, children.get(one.fact, [])
+
+
+def mark(one: Finding) -> str:
+    """The word in front of a finding."""
+    return "unknown" if one.change == "unreadable" and one.severity == "block" else one.severity
 
 
 def _first_line(report: Report, verdict: str, colour: bool) -> str:
@@ -95,8 +103,8 @@ def _override(report: Report) -> Iterator[str]:
 
 
 def _cause(one: Finding, brought: list[Finding], colour: bool) -> Iterator[str]:
-    mark = "unknown" if one.change == "unreadable" and one.severity == "block" else one.severity
-    yield f"  {paint(f'{mark:7}', mark, colour)} {safe(one.message)}"
+    word = mark(one)
+    yield f"  {paint(f'{word:7}', word, colour)} {safe(one.message)}"
     indent = " " * 10
     if one.files is not None and one.files.examples and "version" not in one.attributes:  # of a swap the number will do
         missing = [name for name in one.files.examples if name not in one.message]
