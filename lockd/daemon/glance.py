@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockd import hashing
 from lockd.facts import Fact, Facts
 from lockd.plain import replace
 from lockd.probes.paths import unshown
+from lockd.probes.python.contents import digest_of
 
 if TYPE_CHECKING:
     from lockd.look import Sight
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 MOST = 50  # paths; of more, a look is as quick
 LARGEST = 64 << 20  # bytes of a file that is read at a glance
-_CHUNK = 1 << 20
 _PLAIN = re.compile(r"[0-9a-f]{64}(\+x)?")  # the word of a file by its bytes
 _BYTES = frozenset({"changed", "attrib"})  # hints after which a name still is what it was
 
@@ -105,22 +104,17 @@ class Glancer:
         self._known = {name: [known] for name, known in kept.items() if name in wanted}
 
 
-def _digest(lines: Iterable[str]) -> str:
-    """As `contents.digest`, of lines that are sorted already."""
-    return "sha256:" + sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
 def _amended(base: _Known, words: Mapping[str, str]) -> _Known:
     lines = list(base.lines)
     for path, word in words.items():
         lines[bisect_left(lines, f"{path}\0")] = f"{path}\0{word}"
-    return _Known(_digest(lines), {**base.manifest, **words}, lines)
+    return _Known(digest_of(lines), {**base.manifest, **words}, lines)
 
 
 def _proven(sight: Sight, name: str, manifest: Mapping[str, str]) -> _Known | None:
     """The manifest, if it is what the last look's fact came from."""
     lines = sorted(f"{path}\0{word}" for path, word in manifest.items())
-    return _of(sight, name, [_Known(_digest(lines), dict(manifest), lines)])
+    return _of(sight, name, [_Known(digest_of(lines), dict(manifest), lines)])
 
 
 def _of(sight: Sight, name: str, known: Iterable[_Known]) -> _Known | None:
@@ -142,21 +136,9 @@ def _word(path: str) -> str | None:
     if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
         return None
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        before = os.fstat(descriptor)
-        if not stat.S_ISREG(before.st_mode) or before.st_size > LARGEST:
+        if os.lstat(path).st_size > LARGEST:
             return None
-        read = sha256()
-        while data := os.read(descriptor, _CHUNK):
-            read.update(data)
-        after = os.fstat(descriptor)
     except OSError:
         return None
-    finally:
-        os.close(descriptor)
-    if (before.st_size, before.st_mtime_ns, before.st_mode) != (after.st_size, after.st_mtime_ns, after.st_mode):
-        return None
-    return read.hexdigest() + ("+x" if before.st_mode & 0o111 else "")
+    read = hashing.hash_file(path, None)
+    return None if isinstance(read, str) else read.digest.hex() + ("+x" if read.identity[0] & 0o111 else "")

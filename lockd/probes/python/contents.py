@@ -130,8 +130,12 @@ def _link(path: str) -> Content | Trouble:
 
 def digest(manifest: Mapping[str, str]) -> str:
     """`sha256:…` over paths and words."""
-    lines = "\n".join(sorted(f"{path}\0{word}" for path, word in manifest.items()))
-    return "sha256:" + hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+    return digest_of(sorted(f"{path}\0{word}" for path, word in manifest.items()))
+
+
+def digest_of(lines: Iterable[str]) -> str:
+    """The same, of lines of path, NUL and word that are sorted already."""
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def manifest(package: Package, contents: Contents, skip: Iterable[str] = ()) -> dict[str, str] | Trouble:
