@@ -29,7 +29,7 @@ def stamp(at: float | None = None) -> str:
 
 
 class Steps:
-    """Notices that the wall clock was set, by the clock that nobody sets (time since the boot, sleep included)."""
+    """Notices that the wall clock was set, by `since_boot`."""
 
     def __init__(self) -> None:
         self._ahead = _ahead()
@@ -41,8 +41,13 @@ class Steps:
         return step if abs(step) >= STEP else 0.0
 
 
+def since_boot() -> float:
+    """Seconds since the boot, those asleep included: the clock that nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _ahead() -> float:
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - since_boot()
 
 
 def parse_time(text: str, now: datetime) -> datetime:

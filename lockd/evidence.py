@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockd import lineage
+from lockd.clock import since_boot
 from lockd.findings import Finding
 from lockd.plain import replace
 
@@ -154,6 +155,6 @@ def _alive(pid: int, at: str) -> bool:
     found = lineage.row(pid)
     if found is None:
         return False
-    up = time.clock_gettime(time.CLOCK_BOOTTIME) - found.start / os.sysconf("SC_CLK_TCK")
+    up = since_boot() - found.start / os.sysconf("SC_CLK_TCK")
     said = datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
     return time.time() - up <= said + _SLACK

@@ -52,7 +52,7 @@ def record(state: State | None, report: Report) -> None:
     """
     if state is None or report.lock is None:
         return
-    if os.path.exists(state.override_path) or os.path.exists(f"{state.folder}/override.over.json"):
+    if os.path.exists(state.override_path) or os.path.exists(state.override_over_path):
         from lockd import overrides
 
         overrides.settle(state, report.findings)

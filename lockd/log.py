@@ -97,7 +97,7 @@ def datagram(fields: Mapping[str, str]) -> bytes:
     """journald's native protocol: `NAME=value`, or with its length where the value has several lines."""
     parts = []
     for name, value in fields.items():
-        data = value.encode("utf-8", "backslashreplace")
+        data = value.encode()
         head = name.encode("ascii")
         if b"\n" in data:
             parts.append(head + b"\n" + len(data).to_bytes(8, "little") + data + b"\n")
@@ -107,7 +107,8 @@ def datagram(fields: Mapping[str, str]) -> bytes:
 
 
 def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text.encode("utf-8", "backslashreplace").decode()  # the journal takes no surrogates
 
 
 def _to_journal(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
@@ -119,9 +120,8 @@ def _to_journal(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
     except ImportError:
         _send(datagram(fields))
     else:
-        clean = {name: value.encode("utf-8", "backslashreplace").decode() for name, value in fields.items()}
-        try:  # it raises where `_send` loses a line, and takes no surrogates (names that are not UTF-8)
-            journal.send(clean.pop("MESSAGE"), **clean)
+        try:  # it raises where `_send` loses a line
+            journal.send(fields.pop("MESSAGE"), **fields)
         except OSError:
             pass
     raise structlog.DropEvent

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from lockd.rules import Policy
     from lockd.state import State
 
-FILE = "override.json"
 LONGEST = 30 * 86400  # seconds; who needs longer changes the policy
 _FLEETING = ("env", "launch", "command")  # kinds that differ from shell to shell, or that not every look has
 _SLACK = 60  # seconds that a clock may be set back without ending an override
@@ -96,7 +95,7 @@ def _is_member(user: int, group: str, gid: int | None) -> bool:
 
 def kept(state: State | None) -> Override | None:
     """The override of this state, valid or not. None: there is none."""
-    return None if state is None else _read(_path(state))
+    return None if state is None else _read(state.override_path)
 
 
 def told(state: State | None) -> dict[str, Any] | None:
@@ -198,14 +197,14 @@ def keep(state: State, one: Override, who: Origin) -> None:
     told = {name: getattr(one, name) for name in ("why", "by", "at", "until", "only")}
     data = json.dumps({**told, "drift": dict(one.drift)}).encode()
     _log(state, f"given until {stamp(one.until)} for {', '.join(sorted(one.drift))}: {one.why}", who.data())
-    atomic.write(_path(state), data, mode=0o600)
+    atomic.write(state.override_path, data, mode=0o600)
     _seen.add((state.folder, one.at))
 
 
 def end(state: State, who: Origin) -> bool:
     """End the kept one by hand. False: there was none."""
     found = kept(state)
-    _remove(state)
+    _remove(state.override_path)
     if found is None:
         return False
     _log(state, f"ended by hand: {found.why}", who.data())
@@ -216,9 +215,9 @@ def settle(state: State | None, findings: Iterable[Finding]) -> str | None:
     """End a kept override whose time is up or whose drift has changed; what was said about it, else None."""
     if state is None:
         return None
-    aside = _read(_aside(state))
+    aside = _read(state.override_over_path)
     if aside is not None:
-        _remove(state, aside=True)
+        _remove(state.override_over_path)
         return _say_over(state, aside, _MOVED)
     found = kept(state)
     if found is None:
@@ -226,7 +225,7 @@ def settle(state: State | None, findings: Iterable[Finding]) -> str | None:
     late, changed = not in_time(found), _changed(found, keys(findings))
     if not late and not changed:
         return None
-    _remove(state)
+    _remove(state.override_path)
     return _say_over(state, found, "its time is up" if late else _MOVED)
 
 
@@ -235,7 +234,7 @@ def settle_over(state: State | None) -> None:
     found = kept(state)
     if state is None:
         return
-    if os.path.exists(_aside(state)) or (found is not None and not in_time(found)):
+    if os.path.exists(state.override_over_path) or (found is not None and not in_time(found)):
         settle(state, ())
 
 
@@ -261,26 +260,16 @@ def _log(state: State, message: str, by: Mapping[str, Any] | None) -> None:
         store.append(Event(stamp(), "override", message, by=by))
 
 
-def _path(state: State) -> str:
-    return os.path.join(state.folder, FILE)
-
-
-def _aside(state: State) -> str:
-    return os.path.join(state.folder, "override.over.json")
-
-
-def _put_aside(state: State | None) -> None:
+def _put_aside(state: State) -> None:
     """Out of force at once; who writes the history says so."""
-    if state is None:
-        return
     try:
-        os.rename(_path(state), _aside(state))
+        os.rename(state.override_path, state.override_over_path)
     except OSError:  # a read-only disk: then each look says again that it covers nothing
         pass
 
 
-def _remove(state: State, *, aside: bool = False) -> None:
+def _remove(path: str) -> None:
     try:
-        os.unlink(_aside(state) if aside else _path(state))
+        os.unlink(path)
     except FileNotFoundError:
         pass

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockd import globs, lineage
+from lockd.clock import since_boot
 from lockd.facts import shown
 from lockd.init.process import launched
 from lockd.plain import dataclass, replace
@@ -186,7 +187,7 @@ def is_script(script: str, pattern: str) -> bool:
 
 def started(ticks: int) -> float:
     """Seconds since the epoch, from ticks since the boot; as exact as the clock was since then."""
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    return time.time() - (since_boot() - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def _with_loaded(one: Running) -> Running:

@@ -53,6 +53,11 @@ class State:
         return os.path.join(self.folder, "override.json")
 
     @property
+    def override_over_path(self) -> str:
+        """Where one that is over waits until the log has said so."""
+        return os.path.join(self.folder, "override.over.json")
+
+    @property
     def accept_lock_path(self) -> str:
         return os.path.join(self.folder, "accept.lock")
 

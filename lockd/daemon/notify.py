@@ -35,7 +35,7 @@ def _datagram(address: str, text: str) -> bool:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
             channel.connect("\0" + address[1:] if address.startswith("@") else address)
-            channel.sendall(text.encode("utf-8", "replace"))
+            channel.sendall(text.encode())
     except OSError:
         return False
     return True

@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from lockd import atomic
-from lockd.clock import stamp
+from lockd.clock import since_boot, stamp
 
 if TYPE_CHECKING:
     from lockd.daemon.decide import Decider
@@ -53,7 +53,7 @@ class Reader(threading.Thread):
         done, done_at = float(place["done"]), self._done_at
         return {
             "done": stamp(done) if done else None,
-            "age_s": None if done_at is None else round(_since_boot() - done_at),
+            "age_s": None if done_at is None else round(since_boot() - done_at),
             "reading": bool(place["began"]),
             "files": place["files"],
             "bytes": place["bytes"],
@@ -84,7 +84,7 @@ class Reader(threading.Thread):
 
     def _left(self) -> float:
         """Seconds until the next pass is due."""
-        return 0.0 if self._done_at is None else self._done_at + self._every - _since_boot()
+        return 0.0 if self._done_at is None else self._done_at + self._every - since_boot()
 
     def one_pass(self) -> None:
         """Read on from the kept place to the end."""
@@ -98,7 +98,7 @@ class Reader(threading.Thread):
             self._keep(_KEEP)
         self._say("full_read", files=self.place["files"], bytes=self.place["bytes"], differ=self.place["differ"])
         self.place |= {"after": "", "began": 0.0, "done": time.time()}
-        self._done_at = _since_boot()
+        self._done_at = since_boot()
         self._keep(0)
         self._mark()
 
@@ -149,7 +149,7 @@ class Reader(threading.Thread):
         if self.place["done"] > time.time():  # the clock was put back
             self.place["done"] = 0.0
         done = float(self.place["done"])
-        self._done_at = _since_boot() - (time.time() - done) if done else None
+        self._done_at = since_boot() - (time.time() - done) if done else None
 
     def _keep(self, every: float) -> None:
         path = self._path()
@@ -170,11 +170,6 @@ class Reader(threading.Thread):
                 atomic.write_scratch(os.path.join(self._state.folder, FULL_LOOK), b"")
             except OSError:
                 pass
-
-
-def _since_boot() -> float:
-    """Seconds, those asleep included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _be_idle() -> None:
