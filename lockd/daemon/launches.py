@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockd import __version__, check, origin, protocol
-from lockd.daemon.decide import Question
+from lockd.daemon.asking import wait_for
 from lockd.errors import LockdError, LookError
 from lockd.gates.admit import Asked, admit
 from lockd.gates.ask import VERSION, give_ticket, spoken
@@ -107,16 +107,7 @@ class Launches:
 
     def _look(self, policy: Policy, lock: Lock | None, launch: Launch) -> Report:
         """The daemon's look, where it is about this very policy and lock; else one of this thread's own."""
-        done, found = threading.Event(), []
-
-        def take(report: Report | None, problem: LockdError | None) -> None:
-            found.append(report)
-            done.set()
-
-        self._decider.ask(Question(take, launch, may_age=True))
-        while not done.wait(1.0):
-            if not self._moving():
-                break
+        found = wait_for(self._decider, self._moving, launch, may_age=True)
         report = found[0] if found else None
         if report is None or report.policy.digest != policy.digest or _digest(report.lock) != _digest(lock):
             state = self._decider.subject.state

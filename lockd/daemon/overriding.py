@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockd import origin, overrides
-from lockd.daemon.decide import Question
+from lockd.daemon.asking import wait_for
 from lockd.errors import LockdError, LookError, UsageError
 from lockd.look import Launch
 
@@ -81,21 +81,13 @@ class Overriding:
         return _told(one)
 
     def _look(self, launch: Launch) -> Report:
-        done, found = threading.Event(), list[tuple[Any, Any]]()
-
-        def take(report: Report | None, problem: LockdError | None) -> None:
-            found.append((report, problem))
-            done.set()
-
-        self._decider.ask(Question(take, launch))
-        while not done.wait(1.0):
-            if not self._moving():
-                raise LookError("the daemon makes no progress")
-        report, problem = found[0]
+        found = wait_for(self._decider, self._moving, launch)
+        if found is None:
+            raise LookError("the daemon makes no progress")
+        report, problem = found
         if report is None:
             raise problem or LookError("nothing was looked at yet")
-        looked: Report = report
-        return looked
+        return report
 
 
 def _told(one: Override | None) -> dict[str, Any]:
