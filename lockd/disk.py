@@ -75,7 +75,8 @@ class Tree:
 class _Held:
     """A tree that this Disk knows.
 
-    Root: as asked for; place: where it really lies; finder: None until this look has seen it.
+    Root: as asked for; place: where it really lies; finder: None until this look has seen it. new: no look saw it
+    before this one.
     """
 
     root: str
@@ -84,6 +85,7 @@ class _Held:
     key: tuple[object, ...]
     record: Record
     finder: Finder | None = None
+    new: bool = False
 
 
 class _Found:
@@ -190,6 +192,7 @@ class Disk:
         hinted = self._hints is not None and held.record.root_row
         only = folders_of(held.record, held.place, self._hints or ()) if hinted else None
         held.record.unsure |= newcomers(held.record, held.place, self._hints or ()) if hinted else set()
+        held.new = not held.record.root_row
         refresh(held.record, held.place, status, excluded, only)
         held.finder = Finder(held.record)
         self._read_again(held)
@@ -275,14 +278,12 @@ class Disk:
         wanted: which names (without folders) will be asked for. Where a look saw the tree before, nothing is begun.
         """
         held = next((one for one in self._held.values() if one.root == tree.root.rstrip("/") and one.finder), None)
-        if held is None or not held.record.dirty or self._ahead is not None:
+        if held is None or not held.new or self._ahead is not None:
             return
         files: list[tuple[str, int]] = []
         places: list[_Found] = []
         for folder, pages in held.record.folders.items():
             for page in pages:
-                if page.digests:
-                    continue
                 for index, name in enumerate(page.listed()):
                     if wanted(name) and page.is_file(index):
                         found = _Found(held, joined(folder, name), page, index)
