@@ -17,7 +17,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,19 +56,14 @@ Row = Callable[[Path, Path], None]  # the folder of the trees, and a folder of t
 def main() -> int:
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the trees are left as they were
-    folder = Path(options.folder or tempfile.mkdtemp(prefix="lockd-daemon-")).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     print(f"\n{len(os.sched_getaffinity(0))} cores\n\n| what | measured | target |\n| --- | --- | --- |", flush=True)
-    try:
+    with trees.scratch(options.folder, "lockd-daemon-") as folder:
         for name in options.only:
             home = folder / f"{name}.home"
             shutil.rmtree(home, ignore_errors=True)
             home.mkdir()
             ROWS[name](folder, home)
             shutil.rmtree(home, ignore_errors=True)
-    finally:
-        if not options.folder:
-            shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

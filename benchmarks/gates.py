@@ -15,7 +15,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,11 +32,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", help="where the environment is, or is built and left")
     options = parser.parse_args()
-    folder = Path(options.folder or tempfile.mkdtemp(prefix="lockd-gates-"))
-    try:
-        measure(trees.shape(folder), folder / "gates.home")
-    finally:
-        shutil.rmtree(folder if not options.folder else folder / "gates.home", ignore_errors=True)
+    with trees.scratch(options.folder, "lockd-gates-") as folder:
+        try:
+            measure(trees.shape(folder), folder / "gates.home")
+        finally:
+            shutil.rmtree(folder / "gates.home", ignore_errors=True)
     return 0
 
 

@@ -16,7 +16,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,16 +83,11 @@ class Bench:
 
 def main() -> int:
     options = parse()
-    folder = Path(options.folder or tempfile.mkdtemp(prefix="lockd-bench-")).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with trees.scratch(options.folder, "lockd-bench-") as folder:
         small(Bench("small", trees.small(folder), folder))
         if not options.small:
             for name, build in (("torch", trees.torch_venv), ("shape", trees.shape)):
                 large(Bench(name, build(folder), folder))
-    finally:
-        if not options.folder:
-            shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

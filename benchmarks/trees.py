@@ -13,16 +13,32 @@ import hashlib
 import os
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 SHAPE = Path(__file__).parent / "data" / "site_packages_files.txt.gz"
 SCALE = 10
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@contextmanager
+def scratch(named: str | None, prefix: str) -> Iterator[Path]:
+    """The folder to work in: the named one, which is left as it is at the end, else a temporary one, which goes."""
+    folder = Path(named or tempfile.mkdtemp(prefix=prefix)).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        if not named:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def torch_venv(folder: Path) -> Path:

@@ -2,9 +2,8 @@
 
 Always holds: every chunk's result arrives exactly once, in any order; a child that died, or whose work raised, loses
 nothing, for what it did not send is done here. Children never outlive the call, however it ends, nor
-what `begin` gave. While other threads
-live nothing is forked (their locks would stay locked in the child): threads do the work then, which is right and
-slower.
+what `begin` gave. While other threads live nothing is forked (their locks would stay locked in the child): threads do
+the work then, which is right and slower.
 Never: pickles, imports multiprocessing, or runs a parent's clean-up in a child.
 """
 
