@@ -22,6 +22,8 @@ EXAMPLES = 5  # names of files that a difference carries
 _METADATA = (".dist-info/", ".egg-info/", "/__pycache__/")
 _FOLDER = frozenset(("present", "digest", "entries", "files", "folders", "bytes"))
 _LOOKS = {"package": frozenset(("content", "sources")), "tree": _FOLDER, "cache": _FOLDER}  # there by the rule's choice
+_EXECUTE = "+x"  # at the end of the word for a file that may be executed
+_WHEEL = "wheel "  # an origin that is a local wheel: by its hash (`sha256:…`), or by name where none was noted
 _INSTALLED = ("version", "record", "tag", "origin", "build", "channel")  # what moves when a package is installed anew
 
 
@@ -44,12 +46,36 @@ def compare(expected: Facts | None, found: Facts, breaches: Iterable[Breach] = (
 
 
 def restrict(found: Fact, locked: Fact | Unknown | None) -> Fact:
-    """A `grow` set cut down to the entries that the lock knows; any other fact as it is."""
-    if not isinstance(locked, Fact) or found.tokens is None or locked.tokens is None or found.tokens == locked.tokens:
+    """A `grow` set cut down to the entries that the lock knows, an equal package with the lock's word for the archive
+    that it came from; any other fact as it is."""
+    if not isinstance(locked, Fact):
+        return found
+    if found.kind == "package" and _is_same_archive(found.attributes, locked.attributes):
+        origin = {"origin": locked.attributes["origin"]} if "origin" in locked.attributes else {}
+        rest = {name: value for name, value in found.attributes.items() if name != "origin"}
+        return replace(found, attributes={**rest, **origin})
+    if found.tokens is None or locked.tokens is None or found.tokens == locked.tokens:
         return found
     kept = found.tokens & locked.tokens
     attributes: dict[str, Value] = {**found.attributes, "entries": len(kept), "digest": set_digest(kept)}
     return replace(found, attributes=attributes, tokens=kept)
+
+
+def _is_same_archive(found: Mapping[str, Value], locked: Mapping[str, Value]) -> bool:
+    """Was one wheel installed twice, of which at least one installer noted no hash (an index, uv from a file)?
+
+    RECORD and all else that is compared have to be equal. Two hashes that differ are two archives, and any origin that
+    is no local wheel is another source.
+    """
+    if found.get("origin") == locked.get("origin") or not found.get("record"):
+        return False
+    origins = [str(attributes.get("origin", _WHEEL)) for attributes in (found, locked)]
+    if not all(text.startswith(_WHEEL) and ", " not in text for text in origins) or all(
+        ":" in text for text in origins
+    ):
+        return False
+    names = {*found, *locked} - {"origin"}
+    return all(_same(found.get(name), locked.get(name)) for name in names)
 
 
 def incomparable(one: Difference) -> bool:
@@ -97,7 +123,11 @@ def file_changes(old: Manifest, new: Manifest, *, grow: bool = False) -> FileCha
     changed = [path for path in changed if new[path] != "missing"]
     telling = sorted([*changed, *added, *missing, *gone], key=_telling)[:EXAMPLES]
     links = tuple(shown(_redirected(old[path], new[path])) for path in telling if _are_links(path, old, new))
-    return FileChanges(len(changed), len(added), len(missing) + len(gone), tuple(map(shown, telling)), links)
+    bits = [(old[path], new[path]) for path in changed if not old[path].startswith("-> ")]
+    lost = sum(was == f"{now}{_EXECUTE}" for was, now in bits)
+    gained = sum(now == f"{was}{_EXECUTE}" for was, now in bits)
+    names = tuple(map(shown, telling))
+    return FileChanges(len(changed), len(added), len(missing) + len(gone), names, links, lost, gained)
 
 
 def _are_links(path: str, old: Manifest, new: Manifest) -> bool:

@@ -40,7 +40,8 @@ class Breach:
 class FileChanges:
     """How many files of a fact changed, came and went, and some names (escaped, at most 5, most telling first).
 
-    links: of links among these names that lead elsewhere, from and to in words.
+    links: of links among these names that lead elsewhere, from and to in words. lost, gained: how many of the changed
+    ones are as they were but for the execute bit.
     """
 
     changed: int = 0
@@ -48,6 +49,8 @@ class FileChanges:
     missing: int = 0
     examples: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
+    lost: int = 0
+    gained: int = 0
 
     @property
     def total(self) -> int:

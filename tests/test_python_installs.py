@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from lockd.compare import compare
+from lockd.compare import compare, restricted
 from lockd.disk import Disk
-from lockd.facts import Fact, Facts
+from lockd.facts import Fact, Facts, environment_id
 from lockd.probes import python
 from lockd.probes.python import contents
 from lockd.probes.python.wording import package_line
@@ -417,6 +418,26 @@ def test_an_editable_install_whose_checkout_is_gone_is_broken(tmp_path: Path) ->
     assert state(package(env.prefix, "proj")) == f"broken: {folder} is missing"
 
 
+@pytest.mark.parametrize("other", ["file", "fifo", "device"])
+def test_an_editable_checkout_that_is_no_folder_any_more_is_broken_not_unknown(tmp_path: Path, other: str) -> None:
+    """It was read well: another thing stands there."""
+    folder = checkout(tmp_path / "proj")
+    env = build_venv(tmp_path / "venv")
+    uv_install(env, "-e", str(folder))
+    before = facts(env.prefix)
+    shutil.rmtree(folder)
+    words = {"file": "a file", "fifo": "a FIFO", "device": "a device"}
+    if other == "file":
+        folder.touch()
+    elif other == "fifo":
+        os.mkfifo(folder)
+    else:
+        folder.symlink_to("/dev/null")
+    difference = differences(before, facts(env.prefix))["package:train/proj"]
+    assert difference.change == "changed"
+    assert package_line(difference) == f"proj 1.0: broken: {folder} is {words[other]}, not a folder"
+
+
 def test_the_commit_of_a_vcs_install_is_its_origin(tmp_path: Path) -> None:
     folder = checkout(tmp_path / "proj")
     first = git(folder, "rev-parse", "HEAD")
@@ -440,6 +461,62 @@ def test_the_hash_of_a_local_wheel_is_its_origin(tmp_path: Path) -> None:
     if digest not in (env.info("torch") / "direct_url.json").read_text():
         pytest.skip("this pip records no hash of local wheels")
     assert package(env.prefix, "torch").attributes["origin"] == f"wheel sha256:{digest}"
+
+
+def from_file(env: Env, path: Path, by: str) -> None:
+    """Install one wheel by its path: what pip notes the hash of in direct_url.json, and uv the name alone."""
+    words = ["--force-reinstall", "--no-index", "--no-deps", "--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--python", str(env.python), "install", *words, str(path)]
+    if by == "pip":
+        subprocess.run(pip, check=True, capture_output=True)
+    else:
+        uv_install(env, "--reinstall", "--no-deps", str(path))
+
+
+@pytest.mark.parametrize("first", ["index", "pip", "uv"])
+def test_one_wheel_from_a_file_or_an_index_by_pip_or_uv_is_one_install(tmp_path: Path, first: str) -> None:
+    """Which of them notes where the wheel lay, and its hash, is no drift and moves no id, while RECORD and contents are
+    equal."""
+    env = build_venv(tmp_path / "venv")
+    path = HELPER.write(tmp_path / "dist")
+
+    def put(how: str) -> None:
+        if how == "index":
+            install(env, HELPER)
+        else:
+            from_file(env, path, how)
+
+    put(first)
+    before = facts(env.prefix)
+    for again in ("index", "pip", "uv"):
+        put(again)
+        after = facts(env.prefix)
+        assert not differences(before, after), again
+        assert environment_id(restricted(after, before)) == environment_id(list(before.values())), again
+
+
+def test_another_archive_of_equal_contents_is_another_source(tmp_path: Path) -> None:
+    env = build_venv(tmp_path / "venv")
+    from_file(env, HELPER.write(tmp_path / "dist"), "pip")
+    before = facts(env.prefix)
+    (note,) = env.site.glob("Help*.dist-info/direct_url.json")
+    for other in (
+        {"archive_info": {"hashes": {"sha256": "b" * 64}}},
+        {"vcs_info": {"vcs": "git", "commit_id": "c" * 40}},
+    ):
+        note.write_text(json.dumps({"url": "file:///elsewhere/help_er.whl", **other}))
+        (difference,) = differences(before, facts(env.prefix)).values()
+        assert set(difference.attributes) == {"origin"}
+
+
+def test_an_archive_without_a_hash_passes_for_nothing_where_the_contents_moved(tmp_path: Path) -> None:
+    env = build_venv(tmp_path / "venv")
+    from_file(env, HELPER.write(tmp_path / "dist"), "pip")
+    before = facts(env.prefix)
+    install(env, HELPER)
+    (env.site / "helper/__init__.py").write_text("edited = True\n")
+    (difference,) = differences(before, facts(env.prefix)).values()
+    assert {"content", "origin"} <= set(difference.attributes)
 
 
 # -- with what was remembered ------------------------------------------------------------------------------------------

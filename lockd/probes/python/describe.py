@@ -8,13 +8,15 @@ Never: decides what a difference means.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lockd import torchkeys
-from lockd.disk import Trouble
+from lockd.disk import Disk, Entry, Trouble
 from lockd.facts import Fact, Unknown, Value, shown
+from lockd.hashing import kind_of
 from lockd.probes.python import builds, contents, origins
 from lockd.probes.python.contents import Content
 from lockd.probes.python.ground import Ground
@@ -122,6 +124,10 @@ def _origin(package: Package, around: Surroundings, attributes: dict[str, Value]
     if not checkout:
         return None
     disk = around.ground.disk
+    other = _no_folder(disk, checkout)
+    if other:  # another thing in its place was read well: it is broken, not unknown
+        state.append(f"broken: {shown(checkout)} is {other}, not a folder")
+        return None
     tree = disk.tree(checkout, origins.SOURCES_APART, follow_root=True)
     if tree.missing:
         state.append(f"broken: {shown(checkout)} is missing")
@@ -134,6 +140,12 @@ def _origin(package: Package, around: Surroundings, attributes: dict[str, Value]
             return sources
         attributes["sources"] = sources
     return None
+
+
+def _no_folder(disk: Disk, path: str) -> str:
+    """What stands at a path, links followed, where that is neither a folder nor nothing; "" otherwise."""
+    entry = disk.entry(os.path.realpath(path))
+    return kind_of(entry.mode) if isinstance(entry, Entry) and entry.kind != "d" else ""
 
 
 # -- contents ----------------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ _LABELS: Mapping[str, str] = {
     "metadata_version": "METADATA says",
     "state": "state",
 }
-_GONE = re.compile(r"broken: (METADATA missing|[^;]* is no conda record|/[^;]* is missing)")
-_BARE = ("no conda record", "is missing")  # ends of states that leave nothing else to tell
+_GONE = re.compile(r"broken: (METADATA missing|[^;]* is no conda record|/[^;]* is missing|/[^;]*, not a folder)")
+_BARE = ("no conda record", "is missing", "not a folder")  # ends of states that leave nothing else to tell
 _Moves = Mapping[str, "tuple[Value | None, Value | None]"]
 
 
@@ -169,9 +169,14 @@ def _files_line(names: tuple[str, ...], total: int, modified: bool, files: FileC
     if not total:
         return "its contents changed"
     gone = files is not None and files.missing == total
+    bit = "its execute bit" if total == 1 else "their execute bits"
     verb = (
         "missing"
         if gone
+        else f"lost {bit}"
+        if files is not None and files.lost == total
+        else f"gained {bit}"
+        if files is not None and files.gained == total
         else "differs from its wheel"
         if modified and total == 1
         else "differ from its wheel"
