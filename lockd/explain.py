@@ -1,7 +1,8 @@
 """What the store adds to a difference: how many files changed, and their names.
 
 Always holds: numbers come from the manifests of the lock's own generation and of this look; a store that is not
-there, or cannot be read, explains nothing, and changes no difference.
+there, or cannot be read, explains nothing, and changes no difference. Files of nobody that all were those of a
+package which is gone, as they were, bear it as their cause; both stay differences, so no severity is lost.
 Never: decides anything.
 """
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lockd.compare import file_changes
 from lockd.errors import LockdError
-from lockd.facts import Fact
+from lockd.facts import Fact, shown
 from lockd.findings import Difference, FileChanges
 from lockd.look import Sight
 from lockd.plain import replace
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from lockd.state import State
     from lockd.store import Store
 
+_NAMED = 3  # files left by a removal that its line names
+
 
 def explain(differences: tuple[Difference, ...], sight: Sight, state: State, lock: Lock) -> tuple[Difference, ...]:
     """Count and name the files behind changed facts, from the manifests of the lock's generation and of this look."""
@@ -33,7 +36,41 @@ def explain(differences: tuple[Difference, ...], sight: Sight, state: State, loc
     new = sight.manifests()
     old = dict(_kept_manifests(state, lock, [one.name for one in changed if one.name in new]))
     counted = {name: _counted(name, manifest, new[name], differences) for name, manifest in old.items()}
-    return tuple(replace(one, files=counted.get(one.name)) for one in differences)
+    told = tuple(replace(one, files=counted.get(one.name)) for one in differences)
+    for one in told:
+        if one.name.startswith("unowned:") and one.files and one.files.added == one.files.total:
+            came = {path: word for path, word in new[one.name].items() if path not in old[one.name]}
+            told = _left_behind(told, one, came, state, lock)
+    return told
+
+
+def _left_behind(
+    differences: tuple[Difference, ...], loose: Difference, came: Manifest, state: State, lock: Lock
+) -> tuple[Difference, ...]:
+    """Files that belong to nobody, because the metadata alone of their package was removed."""
+    of = f"package:{loose.name.partition(':')[2]}/"
+    gone = [one.name for one in differences if one.name.startswith(of) and one.change == "missing"]
+    owners: dict[str, int] = {}
+    left = dict(came)
+    for name, manifest in _kept_manifests(state, lock, gone):
+        for path, word in manifest.items():  # a conda record's paths are relative to the prefix, not to site-packages
+            place = path if path in left else path.partition("/site-packages/")[2]
+            if left.get(place) == word:
+                del left[place]
+                owners[name] = owners.get(name, 0) + 1
+    if left or not owners:
+        return differences
+    cause = min(owners, key=lambda name: (-owners[name], name))
+    names = tuple(map(shown, sorted(came)))
+    said = {name: names if len(came) <= _NAMED and len(owners) == 1 else (_files(owners[name]),) for name in owners}
+    folded = {one.name: replace(one, left=said[one.name]) for one in differences if one.name in said}
+    return tuple(
+        replace(one, because=cause) if one.name == loose.name else folded.get(one.name, one) for one in differences
+    )
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 def _counted(name: str, old: Manifest, new: Manifest, differences: Iterable[Difference]) -> FileChanges | None:

@@ -110,8 +110,10 @@ def _cause(one: Finding, brought: list[Finding], colour: bool) -> Iterator[str]:
         missing = [name for name in one.files.examples if name not in one.message]
         if missing:
             yield paint(f"{indent}{safe(files_line(one.files))}", "dim", colour)
-    if brought:
-        yield f"{indent}{safe(_brought(brought, one.severity))}"
+    packages = [child for child in brought if child.fact.startswith("package:")]
+    if packages:
+        yield f"{indent}{safe(_brought(packages, one.severity))}"
+    yield from (f"{indent}and {safe(child.message)}{_worse(child, one)}" for child in brought if child not in packages)
     seen = observed(one)
     if seen:
         yield f"{indent}{safe(seen)}"
@@ -143,6 +145,10 @@ def _brought(brought: list[Finding], severity: str) -> str:
     worse = sum(one.severity == "block" and one.change != "unreadable" for one in brought) if severity == "warn" else 0
     mark = f"; {worse} of them {'blocks' if worse == 1 else 'block'}" if worse else ""
     return f"and {_many(len(brought), 'package')} that it brought: {', '.join(names)}{rest}{mark}"
+
+
+def _worse(child: Finding, cause: Finding) -> str:
+    return " (blocks)" if (child.severity, cause.severity) == ("block", "warn") else ""
 
 
 def _moved(one: Finding) -> str:
