@@ -534,3 +534,25 @@ def test_doctor_tells_of_a_hook_that_is_due(scene: Gated, monkeypatch: pytest.Mo
     scene.hook.unlink()
     (told,) = hooks()
     assert "not as it was installed" in told["what"] or "is gone" in told["what"]
+
+
+# -- every gate
+
+
+def test_status_without_a_kind_tells_of_every_gate(scene: Gated) -> None:
+    """Exit 0 while the hook serves this policy, 1 once nothing gates it."""
+    answer = scene.lockd("gate", "status", "--json")
+    (gate,) = answer.document["gates"]
+    assert (answer.code, gate["kind"], gate["installed"], gate["trouble"]) == (0, "site", True, None)
+    text = scene.lockd("gate", "status")
+    assert text.code == 0 and text.out == scene.lockd("gate", "status", "site").out
+    assert scene.lockd("gate", "remove", "site").code == 0
+    without = scene.lockd("gate", "status")
+    assert without.code == 1 and "no gate: lockd gate install puts one in" in without.out
+
+
+def test_status_without_a_kind_fails_where_a_hook_is_not_as_it_should_be(scene: Gated) -> None:
+    (module,) = (scene.root / "venv").rglob("lockd_gate.py")
+    module.write_text(module.read_text() + "# edited\n")
+    answer = scene.lockd("gate", "status")
+    assert answer.code == 1 and answer.err.startswith("lockd: "), answer.out + answer.err

@@ -77,6 +77,15 @@ def test_other_drop_ins_count_and_their_change_is_told(tmp_path: Path) -> None:
     assert systemd.status(changed).sound
 
 
+def test_the_units_of_one_policy_are_found_by_their_drop_ins(tmp_path: Path) -> None:
+    """Those of another policy, of another tool, and one whose own file is gone are left out."""
+    for name, policy in (("b", "/p.toml"), ("a", "/p.toml"), ("other", "/q.toml"), ("lost", "/p.toml")):
+        systemd.install(unit(tmp_path, "[Service]\nExecStart=/bin/x\n", name=f"{name}.service"), policy)
+    (tmp_path / ETC / "lost.service").unlink()
+    drop_in(tmp_path, "[Service]\nExecStart=\nExecStart=/bin/y\n", systemd.NAME)
+    assert [one.name for one in systemd.gated("/p.toml", str(tmp_path))] == ["a.service", "b.service"]
+
+
 def test_an_instance_of_a_template(tmp_path: Path) -> None:
     unit(tmp_path, "[Service]\nExecStart=/bin/train %i\n", name="train@.service")
     found = systemd.find("train@a.service", str(tmp_path))

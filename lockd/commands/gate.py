@@ -22,7 +22,7 @@ def register(subparsers: argparse._SubParsersAction[Any]) -> None:
     deeds = parser.add_subparsers(dest="deed", metavar="install|remove|status", required=True)
     for deed, text in _HELP.items():
         kinds = deeds.add_parser(deed, help=text).add_subparsers(
-            dest="kind", metavar="site|systemd|slurm", required=True
+            dest="kind", metavar="site|systemd|slurm", required=deed != "status"
         )
         _site(
             kinds.add_parser("site", help="a hook in a virtualenv: fires for the launches that the policy names"), deed
@@ -55,8 +55,48 @@ def _trust(parser: argparse.ArgumentParser, deed: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.kind is None:
+        return _run_every(args)
     deeds = {"site": _run_site, "systemd": _run_systemd, "slurm": _run_slurm}
     return deeds[args.kind](args)
+
+
+# -- whatever there is
+
+
+def _run_every(args: argparse.Namespace) -> int:
+    """`gate status` of no kind in particular. Exit 0: something gates this policy, and nothing is wrong with it."""
+    from lockd import cli
+    from lockd.gates import site, slurm, systemd
+    from lockd.gates.owned import Told
+
+    session = _session(args)
+    lines, documents, sound = [], [], []
+    for rule in session.policy.python:
+        try:
+            status = site.status(session.policy, site.place(session.policy, rule.name), session.state)
+        except site.NotThere as error:
+            lines.append(str(error))
+            continue
+        lines.append(_told(status))
+        documents.append(_document(status))
+        sound += [not status.trouble] if status.is_ours or status.trouble else []
+        if status.trouble:
+            cli.warn(f"{status.trouble}; {status.hint}")
+    found: list[tuple[dict[str, Any], Told]] = [
+        ({"kind": "systemd", "unit": unit.name, "drop_in": unit.drop_in}, systemd.status(unit))
+        for unit in systemd.gated(session.policy.path)
+    ]
+    found.append(({"kind": "slurm", "folder": slurm.FOLDER}, slurm.status(slurm.FOLDER)))
+    for document, told in found:
+        if told.installed:
+            lines.append(told.text)
+            documents.append({**document, "installed": True})
+            sound.append(told.sound)
+    if not any(document["installed"] for document in documents):
+        lines.append("no gate: lockd gate install puts one in; lockd run is the gate by hand")
+    _say(args, "\n".join(lines), {"gates": documents})
+    return 0 if sound and all(sound) else 1  # as for one kind: 1 where none is there
 
 
 # -- site

@@ -24,6 +24,7 @@ from lockd.gates.owned import Told
 if TYPE_CHECKING:
     from lockd.findings import Finding
 
+FOLDER = "/etc/lockd/slurm"
 TASK, HEALTH = "task-prolog", "health-check"
 NODE_KINDS = ("gpu", "host")
 REASON = "lockd:"  # how the reason of a drained node begins

@@ -60,6 +60,17 @@ def find(name: str, root: str = "/") -> Unit:
     return Unit(name, root, fragment, tuple(_commands([fragment, *_drop_ins(name, root)])))
 
 
+def gated(policy: str, root: str = "/") -> Iterator[Unit]:
+    """The units that have a drop-in of this policy, by name; one whose own file is gone is left out."""
+    root = os.path.abspath(root)
+    for path in sorted(glob.glob(os.path.join(glob.escape(os.path.join(root, FOLDERS[0])), "*.service.d", NAME))):
+        if _told_in(owned.read(path) or "")[0] == policy:
+            try:
+                yield find(os.path.basename(os.path.dirname(path)).removesuffix(".d"), root)
+            except UsageError:
+                continue
+
+
 def install(unit: Unit, policy: str, *, trust_unmapped: bool = False) -> Told:
     """Write the drop-in and let systemd read it."""
     owned.write(unit.drop_in, _text(unit, policy, trust_unmapped))
