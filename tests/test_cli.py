@@ -278,6 +278,24 @@ def test_a_reader_that_left_changes_no_exit_code_and_says_nothing(tmp_path: Path
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.parametrize("words", [("policy", "check"), ("policy", "--json", "check"), ("policy", "schema"), ("init",)])
+def test_a_reader_that_left_is_no_error_of_any_command(tmp_path: Path, words: tuple[str, ...]) -> None:
+    scene, _ = pinned_file(tmp_path)
+    environ = {**os.environ, "LOCKD_POLICY": str(scene.policy), "LOCKD_STATE": str(scene.state), "HOME": str(tmp_path)}
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*LOCKD, *words], env=environ, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_policy_check_counts_in_plain_words(tmp_path: Path) -> None:
+    scene, path = pinned_file(tmp_path)
+    assert "is valid: 1 file\n" in scene.lockd("policy", "check").out
+    scene.write_policy(f'[[file]]\npath = "{path}"\n[[file]]\npath = "{path}.other"\n')
+    assert "is valid: 2 files\n" in scene.lockd("policy", "check").out
+
+
 def test_a_full_stdout_is_no_ok(tmp_path: Path) -> None:
     scene, _ = pinned_file(tmp_path)
     scene.accept()

@@ -22,6 +22,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lockd.cli import emit
     from lockd.facts import shown
     from lockd.init import init
 
@@ -33,15 +34,11 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         policy = {"name": written.name, "path": shown(written.path)}
-        print(json.dumps({"schema": 1, "policy": policy, "found": written.found}, indent=2))
+        emit(json.dumps({"schema": 1, "policy": policy, "found": written.found}, indent=2))
         return 0
-    print(f"wrote {shown(written.path)}, the policy {written.name}")
-    for line in written.found:
-        print(f"  {line}")
     here = os.path.join(os.getcwd(), "lockd.toml") == written.path
     option = "" if here else f" --policy {shown(written.path)}"
-    print("next: read it, then")
-    print(f"  lockd{option} policy check")
-    print(f'  lockd{option} accept -m "first known-good"')
-    print(f"  lockd{option} verify")
+    lines = [f"wrote {shown(written.path)}, the policy {written.name}", *(f"  {line}" for line in written.found)]
+    lines += ["next: read it, then", f"  lockd{option} policy check", f'  lockd{option} accept -m "first known-good"']
+    emit("\n".join([*lines, f"  lockd{option} verify"]))
     return 0

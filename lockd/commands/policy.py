@@ -10,6 +10,8 @@ import argparse
 import json
 from typing import Any
 
+_MANY = {name: f"{name}s" for name in ("python", "file", "cache", "tree", "command")}
+
 
 def register(subparsers: Any) -> None:
     parser = subparsers.add_parser("policy", help="check the policy, or print its JSON Schema")
@@ -26,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _schema() -> int:
-    print(schema_text(), end="")
+    from lockd.cli import emit
+
+    emit(schema_text().rstrip("\n"))
     return 0
 
 
@@ -39,7 +43,7 @@ def schema_text() -> str:
 
 def _check(args: argparse.Namespace) -> int:
     from lockd import policy, policy_check, trust
-    from lockd.cli import find_policy
+    from lockd.cli import emit, find_policy
     from lockd.report.text import safe
 
     path = args.file or find_policy(args)
@@ -53,11 +57,11 @@ def _check(args: argparse.Namespace) -> int:
             "warnings": regrets,
             "note": note,
         }
-        print(json.dumps(document, indent=2))
+        emit(json.dumps(document, indent=2))
         return 0
-    print(f"{safe(found.path)}: policy {found.name} is valid: {_counted(found)}")
-    for line in ([note] if note else []) + regrets:
-        print(f"warning: {safe(line)}")
+    lines = [f"{safe(found.path)}: policy {found.name} is valid: {_counted(found)}"]
+    lines += [f"warning: {safe(line)}" for line in ([note] if note else []) + regrets]
+    emit("\n".join(lines))
     return 0
 
 
@@ -69,5 +73,5 @@ def _counted(found: Any) -> str:
         value = getattr(found, section)
         count = len(value) if hasattr(value, "__len__") else int(value is not None)
         if count:
-            words.append(f"{count} {section}")
+            words.append(f"{count} {section if count == 1 else _MANY.get(section, section)}")
     return ", ".join(words)
