@@ -44,6 +44,8 @@ EVENTS: Mapping[str, tuple[str, str]] = {
     "full_read": ("info", "29c80e68508c47468a73782d22fd3573"),
     "launch_ungated": ("warning", "a7beffd5a22c4e6dab2185f136921e8a"),
     "clock_stepped": ("warning", "24ec0fe3fd3f4546981a03e921c11f4e"),
+    "socket_lost": ("error", "a9c3cec2a0c54823a9d55e0857ead316"),
+    "socket_back": ("info", "52cd7cb350b849f884e31083ddd42411"),
     "socket_odd": ("warning", "b22680fd84584f2fb5b0843dae9c0161"),
     "failed": ("error", "8a6ddca2e5be420a9614daef91bc6826"),
 }

@@ -94,6 +94,11 @@ class Eyes:
         """Was every event up to this call given to the receiver? False: it can't be proved."""
         return self._watcher is not None and self._watcher.sync(seconds)
 
+    def retry(self) -> None:
+        """Watch again what could not be, or was taken away: what is polled, and the folder of the cookies."""
+        if self._watcher is not None:
+            self._watcher.retry()
+
     def states(self) -> Mapping[str, WatchState]:
         """How each path is watched."""
         return {} if self._watcher is None else self._watcher.state()

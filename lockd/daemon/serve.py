@@ -30,7 +30,7 @@ from lockd.daemon.rounds import Rounds
 from lockd.daemon.scribe import Scribe
 from lockd.daemon.server import Client, Server
 from lockd.daemon.subject import Subject
-from lockd.errors import LockdError, LookError
+from lockd.errors import LockdError, LookError, UsageError
 from lockd.look import Launch
 from lockd.protocol import Identity
 from lockd.store import Event
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 STUCK = 60.0  # seconds without a step after which the deciding thread is taken to hang
 _ENDING = 0.8  # seconds that each worker has to end
 _CLIENTS, _IDLE = 0.5, 10.0  # seconds between two rounds of the main thread, with clients and without
+_REACH = 2.0  # seconds between two looks for the runtime folder
 _DESCRIPTORS = 16_384
 
 
@@ -59,7 +60,7 @@ def run(path: str, *, trust_unmapped: bool = False) -> int:
         listeners = passed or [held.listen(subject.policy)]
         return Daemon(subject, opened, held, listeners).serve()
     finally:
-        held.close(unlink=not passed)
+        held.close()
 
 
 class Daemon:
@@ -79,6 +80,7 @@ class Daemon:
         self._stopping = self._hangup = self._ready = False
         self._beat, self._beat_at = -1, time.monotonic()
         self._clock = Steps()
+        self._reached, self._lost = time.monotonic(), ""
 
     # -- life
 
@@ -95,10 +97,11 @@ class Daemon:
         while not self._stopping and not died:
             self.server.turn(self._pause(interval))
             self._follow()
+            taken = self._be_found()
             if interval is not None and self.moving() and time.monotonic() - petted >= interval / 2:
                 petted = time.monotonic()
                 notify.notify("WATCHDOG=1")
-            died = ", ".join(worker.name for worker in workers if not worker.is_alive())
+            died = taken or ", ".join(f"{worker.name} died" for worker in workers if not worker.is_alive())
         return self._end(died)
 
     def _pause(self, interval: float | None) -> float:
@@ -123,6 +126,28 @@ class Daemon:
             self._ready = True
             notify.notify("READY=1", f"STATUS={self.decider.standing.verdict}")
 
+    def _be_found(self) -> str:
+        """Where the runtime folder was taken away, be there again. What ends this daemon, if another took its place."""
+        if time.monotonic() - self._reached < _REACH:
+            return ""
+        self._reached = time.monotonic()
+        if not self.place.lost():
+            return ""
+        said, subject = self._lost, self.subject
+        try:
+            if subject.policy is not None:
+                self.server.replace(self.place.renew(subject.path, subject.policy))
+                self.decider.eyes.retry()
+                log.say("socket_back", path=self.place.socket)
+                self._lost = ""
+        except UsageError as error:
+            return error.what
+        except LockdError as error:
+            self._lost = error.what
+            if error.what != said:  # clients look for themselves meanwhile
+                log.say("socket_lost", path=self.place.socket, error=error.what)
+        return ""
+
     def _end(self, died: str) -> int:
         notify.notify("STOPPING=1")
         self.reader.stop()
@@ -130,7 +155,7 @@ class Daemon:
         self.ends.stop()
         self.decider.stop()
         self.decider.join(_ENDING)
-        self.scribe.event(Event(stamp(), "daemon", f"stopped: {died} died" if died else "stopped"))
+        self.scribe.event(Event(stamp(), "daemon", f"stopped: {died}" if died else "stopped"))
         log.say("failed" if died else "stopped", policy=self.subject.path, error=died)
         self.scribe.stop(_ENDING)
         self.server.close()

@@ -109,6 +109,15 @@ class Server:
             self._send(client, data)
         self._housekeep(time.monotonic())
 
+    def replace(self, listener: socket.socket) -> None:
+        """Listen there and nowhere else; who is connected stays."""
+        self._pause()
+        for old in self._listeners:
+            old.close()
+        listener.setblocking(False)
+        self._listeners = [listener]
+        self._resume()
+
     def close(self) -> None:
         """Drop everybody."""
         for client in list(self._clients):
