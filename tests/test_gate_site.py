@@ -442,6 +442,19 @@ def test_a_policy_that_changed_is_told(scene: Gated) -> None:
     assert scene.lockd("gate", "status", "site").code == 0
 
 
+def test_accept_says_that_the_hook_is_stale(scene: Gated) -> None:
+    """The policy that is accepted is not the one by which the hook refuses."""
+    assert "hook" not in scene.accept().err
+    write_policy(scene, 'on_unknown = "warn"')
+    told = "lockd: the site hook of train: the policy has changed since: on_unknown"
+    assert "hook" not in scene.lockd("accept", "--dry-run").err
+    answer = scene.accept("--json")
+    assert answer.code == 0 and answer.document["recorded"] is True and answer.document["generation"] > 1
+    assert told in answer.err and "lockd gate install site --env train" in answer.err
+    scene.install()
+    assert "hook" not in scene.accept().err
+
+
 def test_what_can_have_no_hook(scene: Gated) -> None:
     told = {"/usr": "virtualenv", f"{scene.root}/gone": "is not there", f"{scene.root}/venv": "names no launch"}
     for path, error in told.items():

@@ -259,7 +259,19 @@ def _record(args: argparse.Namespace, scene: Scene, report: Report, plan: Plan, 
                 new = accept_record.record(scene.policy, opened, plan, scene.seen, manifests, who, kept)
             again = _look_again(scene, new, opened)
     _result(args, scene, new, plan, recorded=True)
+    _warn_of_hooks(scene)
     return _self_test(again, plan, scene.apart)
+
+
+def _warn_of_hooks(scene: Scene) -> None:
+    """A site hook that stands since an earlier policy refuses by that one, whatever was accepted now."""
+    if not scene.policy.python:
+        return
+    from lockd import cli
+    from lockd.gates import site
+
+    for one in site.stale(scene.policy, scene.state):
+        cli.warn(f"the site hook of {one.place.name}: {one.trouble}" + (f"; hint: {one.hint}" if one.hint else ""))
 
 
 def _store(state: State) -> Store:
